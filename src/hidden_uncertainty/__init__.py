@@ -1,0 +1,1 @@
+"""Epistemic and aleatoric uncertainty from a trained network's hidden activations."""

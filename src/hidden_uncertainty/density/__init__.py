@@ -1,0 +1,1 @@
+"""Densities p(z|ŷ) of activations given what the network predicts."""
