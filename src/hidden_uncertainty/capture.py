@@ -1,0 +1,391 @@
+"""Run the user's model and read named layers on the way, leaving no trace: the only code that touches hooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+Tap = Callable[[Any], Any]
+"""Receives exactly what a layer returned, inside the hook; what it returns is kept. It must reduce or copy, never keep
+a view: the next layer may write into the same memory."""
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+def run(
+    model: nn.Module, taps: Mapping[str, Tap], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Run the model once in evaluation mode without gradients, and give each named layer's output to its tap.
+
+    Whatever happens, the model is afterwards what it was: hooks, modes, gradient flags, gradients, weights and running
+    statistics. Calls on one model from several threads take turns.
+
+    Args:
+        model: any `nn.Module`; compiled models and (distributed) data parallel wrappers are seen through.
+        taps: for each dotted layer name what to do with its output; the name `""` is the model itself.
+        args: positional inputs of the model.
+        kwargs: keyword inputs of the model.
+
+    Returns:
+        The model's output, and the result of each tap by name.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> output, kept = run(model, {"1": lambda z: z.mean(1)}, (torch.randn(3, 4),), {})
+        >>> output.shape, kept["1"].shape
+        (torch.Size([3, 2]), torch.Size([3]))
+    """
+    calls = dict.fromkeys(taps, 0)
+    kept: dict[str, Any] = {}
+
+    def keep(name: str, tap: Tap) -> Callable[[Any], None]:
+        def callback(output: Any) -> None:
+            calls[name] += 1
+            if calls[name] == 1:
+                kept[name] = tap(output)
+
+        return callback
+
+    with watch(model, {name: keep(name, tap) for name, tap in taps.items()}) as inner:
+        output = inner(*args, **kwargs)
+    if any(count != 1 for count in calls.values()):
+        raise RuntimeError(_not_once(calls))
+    return output, {name: kept[name] for name in taps}
+
+
+@contextmanager
+def watch(model: nn.Module, callbacks: Mapping[str, Callable[[Any], None]]) -> Iterator[nn.Module]:
+    """Lend the model, free of wrappers, to be called inside the block; each named layer's outputs go to its callback.
+
+    Inside the block it is in evaluation mode without gradients; after it, it is what it was before.
+
+    Args:
+        model: any `nn.Module`.
+        callbacks: for each dotted layer name what to call with each of its outputs, in this thread.
+
+    Example:
+        >>> model, shapes = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), []
+        >>> with watch(model, {"0": lambda output: shapes.append(output.shape)}) as inner:
+        ...     _ = inner(torch.randn(3, 4)), inner(torch.randn(5, 4))
+        >>> shapes
+        [torch.Size([3, 8]), torch.Size([5, 8])]
+    """
+    layers = find(model, callbacks)
+    scripted = [name for name, layer in layers.items() if isinstance(layer, torch.jit.ScriptModule)]
+    if scripted:
+        raise RuntimeError(
+            f"{_quoted(scripted)} belongs to a TorchScript module, whose layers cannot be read. Use the original "
+            "nn.Module that it was scripted or traced from."
+        )
+    root = _unwrap(model)
+    with ExitStack() as stack:
+        stack.enter_context(_lock_of(root))
+        training, compiled = _survey(root)
+        if compiled:
+            stack.enter_context(_eagerly)
+        stack.enter_context(torch.no_grad())
+        if any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)):
+            # Older torch keeps a weight cast under no_grad in autocast's cache, without its gradient, and the
+            # user's own forward pass later in the same autocast block would train nothing (pytorch issue 112583).
+            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+            torch.set_autocast_cache_enabled(False)
+        # Not eval(): models override it and act on it, for instance by merging adapters into the weights.
+        for module in training:
+            stack.callback(setattr, module, "training", True)
+            module.training = False
+        handles: list[RemovableHandle] = []
+        stack.callback(_remove, handles)
+        for name, callback in callbacks.items():
+            handles.append(layers[name].register_forward_hook(_hook(callback)))
+        yield root
+
+
+def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Find layers by their dotted names.
+
+    Wrappers are seen through: names are those of the wrapped model, with or without `module.` and `_orig_mod.`.
+
+    Args:
+        model: any `nn.Module`.
+        names: dotted names as in `model.named_modules()`; `""` is the model itself.
+
+    Example:
+        >>> find(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ["1"])
+        {'1': ReLU()}
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    found = {}
+    for name in names:
+        layer = _resolve(model, name.split(".") if name else [])
+        if layer is None:
+            near = nearest(name, [known for known, _ in named(model)])
+            raise ValueError(
+                f"layer {name!r} is not in the model; nearest names: {_quoted(near)}. "
+                "List them with layers(model, example)."
+            )
+        found[name] = layer
+    return found
+
+
+def named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each layer once with its dotted name, as `find` understands it: `named_modules()` without the wrappers.
+
+    Args:
+        model: any `nn.Module`.
+
+    Example:
+        >>> [name for name, _ in named(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))]
+        ['', '0', '1']
+    """
+    seen: set[nn.Module] = set()
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        name, module = stack.pop()
+        module = _unwrap(module)
+        if module not in seen:
+            seen.add(module)
+            yield name, module
+            children = [(key, child) for key, child in module._modules.items() if child is not None]
+            stack.extend((f"{name}.{key}" if name else key, child) for key, child in reversed(children))
+
+
+def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
+    """Return the known names most likely meant: those with the same ending first, then those spelled alike.
+
+    Args:
+        name: what was asked for.
+        known: the names there are.
+        count: at most so many.
+
+    Example:
+        >>> nearest("fc", ["backbone.conv", "backbone.fc", "fc1"])
+        ['backbone.fc', 'fc1']
+    """
+    known = [other for other in known if other]
+    ending = [other for other in known if other.endswith(f".{name}") or name.endswith(f".{other}")]
+    alike = difflib.get_close_matches(name, known, n=count, cutoff=0.4)
+    return list(dict.fromkeys([*ending, *(alike or known)]))[:count]
+
+
+def select(output: Any, key: int | str | None, where: str) -> Tensor:
+    """Take the tensor out of what a layer or model returned.
+
+    A tensor is taken as it is. Without a key, of a tuple or list the first tensor, of a dictionary or dataclass the
+    only one.
+
+    Args:
+        output: what was returned.
+        key: position in a tuple or list, or key or attribute of a dictionary, dataclass or named tuple.
+        where: who returned it, for the error: `"layer 'encoder'"`.
+
+    Example:
+        >>> select({"logits": torch.zeros(3, 2), "hidden": torch.zeros(3, 8)}, "logits", "the model").shape
+        torch.Size([3, 2])
+    """
+    if isinstance(output, Tensor):
+        chosen: Any = output
+    else:
+        parts = _parts(output)
+        if key is None:
+            tensors = [part for part in parts.values() if isinstance(part, Tensor)]
+            if not tensors or (len(tensors) > 1 and not isinstance(output, tuple | list)):
+                what = f"{len(tensors)} tensors" if tensors else "no tensor"
+                raise ValueError(
+                    f"{where} returned {_described(output, parts)} with {what} to take; choose with select=, "
+                    "a position or a key."
+                )
+            chosen = tensors[0]
+        else:
+            if key in parts:
+                chosen = parts[key]
+            elif isinstance(key, int) and isinstance(output, tuple | list) and -len(output) <= key < 0:
+                chosen = output[key]
+            elif isinstance(key, str) and not isinstance(output, dict) and hasattr(output, key):
+                chosen = getattr(output, key)
+            else:
+                raise ValueError(f"{where} returned {_described(output, parts)}, which has no {key!r} for select=.")
+            if not isinstance(chosen, Tensor):
+                raise TypeError(
+                    f"select={key!r} of what {where} returned is a {type(chosen).__name__}, not a tensor; "
+                    f"it returned {_described(output, parts)}."
+                )
+    if chosen.is_nested:
+        raise ValueError(
+            f"{where} returned a nested tensor, as layers of nn.TransformerEncoder do for padded batches. Build the "
+            "encoder with enable_nested_tensor=False, or choose the whole encoder as layer."
+        )
+    return chosen
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Return the device of the model's first parameter or buffer, or `None` when it has neither.
+
+    Args:
+        model: any `nn.Module`.
+
+    Example:
+        >>> device_of(nn.Linear(4, 8))
+        device(type='cpu')
+    """
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            return tensor.device
+    return None
+
+
+class _Eagerly:
+    """Runs compiled code as plain Python, where hooks fire.
+
+    The switch is the whole process's: the first thread that needs it sets it and the last puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._users = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._guard:
+            if self._users == 0:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._guard:
+            self._users -= 1
+            if self._users == 0:
+                self._stance.__exit__(None, None, None)
+
+
+_eagerly = _Eagerly()
+
+
+def _hook(callback: Callable[[Any], None]) -> Callable[[nn.Module, Any, Any], None]:
+    thread = threading.get_ident()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() != thread:  # the user's own call in another thread
+            return
+        # The model may have switched gradients or autocast on for itself; densities want neither.
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for device in filter(torch.is_autocast_enabled, _AUTOCAST_DEVICES):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            callback(output)
+
+    return hook
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _lock_of(model: nn.Module) -> threading.RLock:
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())
+
+
+def _survey(model: nn.Module) -> tuple[list[nn.Module], bool]:
+    """Return the modules in training mode, and whether anything is compiled."""
+    dynamo = "torch._dynamo" in sys.modules  # importing it takes a second, and without it nothing can be compiled
+    training, compiled = [], False
+    seen: set[nn.Module] = set()
+    stack: list[nn.Module | None] = [model]
+    while stack:
+        module = stack.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        if getattr(module, "training", False):  # frozen TorchScript has no such attribute
+            training.append(module)
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise RuntimeError(
+                f"the model has a {type(module).__name__} that is not initialised, and running it here would change "
+                "the model; run the model once on an example first."
+            )
+        if dynamo and not compiled:
+            forward = getattr(module, "forward", None)
+            compiled = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+        stack.extend(module._modules.values())
+    return training, compiled
+
+
+def _wrapped(module: nn.Module) -> str | None:
+    """Return under which attribute a compiled or data parallel wrapper holds its module; `None` if it is no wrapper."""
+    if "_orig_mod" in module._modules:
+        return "_orig_mod"
+    return "module" if isinstance(module, DataParallel | DistributedDataParallel) else None
+
+
+def _unwrap(module: nn.Module) -> nn.Module:
+    while (attribute := _wrapped(module)) is not None:
+        module = getattr(module, attribute)
+    return module
+
+
+def _resolve(module: nn.Module, path: list[str]) -> nn.Module | None:
+    if not path:
+        return _unwrap(module)
+    attribute = _wrapped(module)
+    if attribute is not None:
+        inner = getattr(module, attribute)
+        found = _resolve(inner, path)
+        return _resolve(inner, path[1:]) if found is None and path[0] == attribute else found
+    child = dict(module._modules.items()).get(path[0])  # TorchScript's own kind of dictionary has no get
+    return None if child is None else _resolve(child, path[1:])
+
+
+def _parts(output: Any) -> dict[Any, Any]:
+    if isinstance(output, Mapping):
+        return dict(output)
+    if isinstance(output, tuple | list):
+        return dict(enumerate(output))
+    if dataclasses.is_dataclass(output):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    return {}
+
+
+def _described(output: Any, parts: Mapping[Any, Any]) -> str:
+    keys = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in parts.items())
+    return f"{type(output).__name__} {{{keys}}}" if keys else f"an object of type {type(output).__name__}"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _not_once(calls: Mapping[str, int]) -> str:
+    never = [name for name, count in calls.items() if count == 0]
+    often = [name for name, count in calls.items() if count > 1]
+    text = []
+    if never:
+        text.append(
+            f"not called while the model ran: {_quoted(never)}. A layer may be called under a condition, have its "
+            "forward or its weights used directly instead of being called, or run inside a TorchScript or compiled "
+            "graph. Choose another; layers(model, example) shows which are called."
+        )
+    if often:
+        counts = ", ".join(f"{name!r} ({calls[name]} times)" for name in often)
+        holders = [name.rpartition(".")[0] for name in often if "." in name]
+        hint = f", for instance the one that holds it: {_quoted(dict.fromkeys(holders))}" if holders else ""
+        text.append(
+            f"called more than once, so without one output: {counts}. Choose a module that is called once{hint}."
+        )
+    return "; ".join(text)

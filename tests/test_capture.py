@@ -1,0 +1,667 @@
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import weakref
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hidden_uncertainty import capture
+from hidden_uncertainty.capture import device_of, find, named, nearest, run, select, watch
+
+HOOKS = [key for key in vars(nn.Module()) if key.endswith(("_hooks", "_with_kwargs", "_always_called"))]
+
+
+def snapshot(model: nn.Module) -> list[Any]:
+    state: list[Any] = []
+    for name, module in model.named_modules():
+        state.append((name, module.training, [list(getattr(module, key).items()) for key in HOOKS]))
+        state.append((sorted(vars(module)), id(vars(module).get("_compiled_call_impl"))))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        grad = None if tensor.grad is None else tensor.grad.numpy(force=True).tobytes()
+        content = tensor.detach().clone().view(torch.uint8) if tensor.ndim else tensor.item()
+        content = content.numpy(force=True).tobytes() if isinstance(content, Tensor) else content
+        state.append((name, id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad, grad, content))
+    return state
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    before, modes = snapshot(model), (torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
+    yield
+    assert snapshot(model) == before
+    assert (torch.is_grad_enabled(), torch.is_autocast_cache_enabled()) == modes
+
+
+class Net(nn.Module):
+    """Batch norm, dropout and an in-place activation, all in training mode; a frozen weight, one with a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(4 * 36, 3)
+        self.stem[0].weight.requires_grad_(False)
+        self.head.weight.grad = torch.ones_like(self.head.weight)
+        self.before: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        self.before()
+        return self.head(self.drop(h).flatten(1))
+
+
+def images(n: int = 2) -> Tensor:
+    return torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n))
+
+
+class Chain(nn.Sequential):
+    """With a forward of its own: the compiler leaves torch's own containers alone when they are compiled in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def mlp() -> Chain:
+    torch.manual_seed(0)
+    return Chain(nn.Linear(4, 8), nn.ReLU(inplace=True), Chain(nn.Linear(8, 6), nn.ReLU()), nn.Linear(6, 2))
+
+
+def vectors(n: int = 3) -> Tensor:
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
+
+
+def test_the_output_and_layers_are_those_of_the_model_in_evaluation_mode() -> None:
+    model = Net()
+    with unchanged(model):
+        output, kept = run(model, {"drop": torch.clone, "stem.1": torch.clone, "": torch.clone}, (images(),), {})
+    model.eval()
+    with torch.no_grad():
+        normed = model.stem[1](model.stem[0](images()))
+        torch.testing.assert_close(kept["stem.1"], normed, rtol=0, atol=0)  # before the in-place ReLU wrote into it
+        assert (normed < 0).any()
+        torch.testing.assert_close(kept["drop"], normed.relu(), rtol=0, atol=0)
+        torch.testing.assert_close(output, model(images()), rtol=0, atol=0)
+    assert list(kept) == ["drop", "stem.1", ""]
+    assert kept[""].equal(output)
+    assert not output.requires_grad
+    assert not output.is_inference()
+
+
+def test_modes_mixed_among_submodules_are_restored_one_by_one() -> None:
+    model = Net()
+    model.eval()
+    model.stem[1].train()
+    with unchanged(model):
+        first, _ = run(model, {"drop": torch.sum}, (images(),), {})
+        assert model.stem[1].training
+        assert not model.drop.training
+    assert first.equal(model.eval()(images()))
+
+
+def test_eval_and_train_are_not_called() -> None:
+    class Adapter(nn.Linear):
+        def train(self, mode: bool = True) -> Adapter:
+            raise AssertionError("merged the adapter")
+
+    model = nn.Sequential(Adapter(4, 2), nn.ReLU())
+    with unchanged(model):
+        run(model, {"1": torch.sum}, (vectors(),), {})
+
+
+def test_keyword_inputs_and_no_taps() -> None:
+    model = Net().eval()
+    output, kept = run(model, {}, (), {"x": images()})
+    assert output.equal(model(images()))
+    assert kept == {}
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("where", ["model", "tap"])
+def test_the_model_is_as_before_when_it_or_a_tap_raises(error: type[BaseException], where: str) -> None:
+    def fail(output: object = None) -> None:
+        raise error
+
+    model = Net()
+    if where == "model":
+        model.before = fail
+    with unchanged(model):
+        with pytest.raises(error):
+            run(model, {"stem": torch.sum, "head": fail}, (images(),), {})
+        model.before = lambda: None
+        run(model, {"stem": torch.sum}, (images(),), {})  # the lock is free again
+
+
+def test_an_interrupt_from_the_keyboard_in_the_middle() -> None:
+    model = Net()
+    model.before = lambda: signal.raise_signal(signal.SIGINT)
+    with unchanged(model), pytest.raises(KeyboardInterrupt):
+        run(model, {"stem.0": torch.sum, "head": torch.sum}, (images(),), {})
+
+
+def test_a_module_that_refuses_its_mode_leaves_the_others_as_they_were() -> None:
+    class Stubborn(nn.Identity):
+        @property
+        def training(self) -> bool:
+            return True
+
+        @training.setter
+        def training(self, value: bool) -> None:
+            if not value:
+                raise RuntimeError("always training")
+
+    model = nn.Sequential(nn.Linear(4, 4), Stubborn(), nn.BatchNorm1d(4))
+    with unchanged(model), pytest.raises(RuntimeError, match="always training"):
+        run(model, {"0": torch.sum}, (vectors(),), {})
+
+
+def test_the_users_hooks_stay_and_ours_sees_what_goes_on_to_the_next_layer() -> None:
+    model, order = mlp(), []
+    model[0].register_forward_hook(lambda *_: order.append("first"))
+    model[0].register_forward_hook(lambda module, args, output: output + 1)
+    model[0].register_forward_pre_hook(lambda *_: order.append("pre"))
+    model[0].register_full_backward_hook(lambda *_: None)
+    model[0].register_forward_hook(lambda *_: order.append("last"))
+    with unchanged(model):
+        _, kept = run(model, {"0": torch.clone}, (vectors(),), {})
+    assert order == ["pre", "first", "last"]
+    torch.testing.assert_close(kept["0"], nn.functional.linear(vectors(), model[0].weight, model[0].bias) + 1)
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    loss: None = None
+
+
+class Odd(nn.Module):
+    """Layers that return tuples, dictionaries and data classes, one called twice, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.shared = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.dictionary = Returning(lambda x: {"hidden": x * 2, "mask": None})
+        self.record = Returning(lambda x: Output(x * 3))
+
+    def forward(self, x: Tensor, skip: bool = True) -> Output:
+        x = self.shared(self.shared(x))
+        x = self.attention(x, x, x)[0]
+        x = self.dictionary(x)["hidden"]
+        if not skip:
+            x = self.unused(x)
+        self.lstm(x)
+        return self.record(x)
+
+
+class Returning(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+def test_layers_that_return_more_than_a_tensor() -> None:
+    model, x = Odd(), torch.randn(3, 6, 4)
+    names = ["lstm", "attention", "dictionary", "record", ""]
+    with unchanged(model):
+        _, kept = run(model, {name: lambda out: select(out, None, "it").shape for name in names}, (x,), {})
+    assert [tuple(kept[name]) for name in names] == [(3, 6, 5), (3, 6, 4), (3, 6, 4), (3, 6, 4), (3, 6, 4)]
+    _, kept = run(model, {"lstm": lambda out: [type(part) for part in out]}, (x,), {})
+    assert kept["lstm"] == [Tensor, tuple]  # the tap gets what the layer returned, whole
+
+
+def test_layers_not_called_or_called_often_are_all_named() -> None:
+    model, x = Odd(), torch.randn(3, 6, 4)
+    with unchanged(model), pytest.raises(RuntimeError) as caught:
+        run(model, dict.fromkeys(["shared", "lstm", "unused", "attention.out_proj"], id), (x,), {})
+    text = str(caught.value)
+    assert "not called while the model ran: 'unused', 'attention.out_proj'" in text
+    assert "'shared' (2 times)" in text
+    assert "lstm" not in text
+    assert "layers(model, example)" in text
+    run(model, {"unused": id}, (x,), {"skip": False})
+    with pytest.raises(
+        RuntimeError, match=r"'0.shared' \(2 times\).*called once, for instance the one that holds it: '0'."
+    ):
+        run(nn.Sequential(model), {"0.shared": id}, (x,), {})
+
+
+class Direct(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.forward(x)
+
+
+def test_a_forward_called_directly_does_not_count() -> None:
+    with pytest.raises(RuntimeError, match="forward or its weights used directly"):
+        run(Direct(), {"inner": torch.sum}, (vectors(),), {})
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.0", "layers.1.linear1", "layers.0.self_attn", "layers.0.norm2", "layers.1", ""]
+)
+def test_the_transformer_fast_path_steps_aside(name: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 5, 8)
+    with unchanged(model):
+        output, kept = run(model, {name: lambda out: select(out, None, name).clone()}, (x,), {})
+    assert kept[name].shape[:2] == (3, 5)
+    model.eval()
+    torch.testing.assert_close(output, model(x))  # with gradients, which keeps it off the fast path
+
+
+def test_nested_tensors_of_a_padded_transformer_get_a_clear_error() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 8)
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    tap = {"layers.0": lambda out: select(out, None, "layer 'layers.0'").clone()}
+    with (
+        unchanged(model),
+        pytest.warns(UserWarning, match="nested tensors is in prototype"),
+        pytest.raises(ValueError, match=r"layer 'layers.0' returned a nested tensor.*enable_nested_tensor=False"),
+    ):
+        run(model, tap, (x,), {"src_key_padding_mask": padding})
+    dense = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    assert run(dense, tap, (x,), {"src_key_padding_mask": padding})[1]["layers.0"].shape == (3, 5, 8)
+
+
+def test_a_model_in_bfloat16() -> None:
+    model = mlp().bfloat16()
+    with unchanged(model):
+        output, kept = run(model, {"2": lambda z: (z.dtype, z.float())}, (vectors().bfloat16(),), {})
+    assert output.dtype is kept["2"][0] is torch.bfloat16
+    assert kept["2"][1].dtype is torch.float32
+
+
+def test_autocast_around_the_call_rules_the_model_but_not_the_tap() -> None:
+    model, weight = mlp(), torch.randn(8, 8)
+
+    def tap(z: Tensor) -> tuple[torch.dtype, torch.dtype]:
+        return z.dtype, (z.float() @ weight).dtype
+
+    with unchanged(model), torch.autocast("cpu", torch.bfloat16):
+        output, kept = run(model, {"0": tap}, (vectors(),), {})
+        assert (weight @ weight).dtype is torch.bfloat16
+    assert output.dtype is torch.bfloat16
+    assert kept["0"] == (torch.bfloat16, torch.float32)
+
+
+def test_autocast_inside_the_model_does_not_reach_the_tap() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+                return self.inner(x)
+
+    _, kept = run(Mixed(), {"inner.0": lambda z: z.float() @ torch.ones(8, 8)}, (vectors(),), {})
+    assert kept["inner.0"].dtype is torch.float32
+    assert not kept["inner.0"].requires_grad
+
+
+def test_training_goes_on_in_the_same_autocast_block() -> None:
+    model = mlp()
+    with torch.autocast("cpu", torch.bfloat16):
+        run(model, {"0": torch.sum}, (vectors(),), {})
+        model(vectors()).float().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_tensors_a_model_keeps_can_still_be_trained_with() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.cache = nn.Linear(4, 4), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.cache is None:
+                self.cache = x.mean(0)
+            return self.linear(x * self.cache)
+
+    model = Caching()
+    run(model, {"linear": torch.sum}, (vectors(),), {})
+    model(vectors()).sum().backward()
+    assert model.linear.weight.grad is not None
+
+
+def test_lazy_layers_are_not_initialised_behind_the_users_back() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    with pytest.raises(RuntimeError, match=r"LazyLinear that is not initialised.*run the model once"):
+        run(model, {"1": torch.sum}, (vectors(),), {})
+    assert isinstance(model[0], nn.LazyLinear)
+    assert model[0].has_uninitialized_params()
+    model(vectors())
+    run(model, {"1": torch.sum}, (vectors(),), {})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_torchscript_layers_cannot_be_read_but_may_be_among_the_others() -> None:
+    for scripted in (torch.jit.script(mlp()), torch.jit.trace(mlp(), vectors())):
+        for name in ("", "0", "2.0"):
+            with pytest.raises(RuntimeError, match=f"'{name}' belongs to a TorchScript module.*original nn.Module"):
+                run(scripted, {name: torch.sum}, (vectors(),), {})
+        with pytest.raises(ValueError, match="'9' is not in the model"):
+            run(scripted, {"9": torch.sum}, (vectors(),), {})
+    frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()))
+    model = nn.Sequential(nn.ReLU(), torch.jit.script(nn.BatchNorm1d(4)), frozen)
+    statistics = model[1].running_mean.clone()
+    _, kept = run(model, {"0": torch.clone}, (vectors(),), {})
+    assert kept["0"].equal(vectors().relu())
+    assert model[1].training
+    assert statistics.equal(model[1].running_mean)
+
+
+def compiled(how: str, backend: Callable[..., Any]) -> tuple[nn.Module, nn.Module]:
+    """Return a compiled model, and the plain one inside."""
+    plain = mlp()
+    if how == "wrapped":
+        return torch.compile(plain, backend=backend), plain
+    if how == "in place":
+        plain.compile(backend=backend)
+    elif how == "submodule":
+        plain[2] = torch.compile(plain[2], backend=backend)
+    elif how == "submodule in place":
+        plain[2].compile(backend=backend)
+    elif how == "forward":
+        plain.forward = torch.compile(plain.forward, backend=backend)
+    elif how == "several wrappers":
+        plain[2] = torch.compile(plain[2], backend=backend)
+        return torch.compile(nn.DataParallel(plain), backend=backend), plain
+    return plain, plain
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("wrapped", ["_orig_mod.2.0"]),
+        ("in place", []),
+        ("submodule", ["2._orig_mod.0", "2._orig_mod"]),
+        ("submodule in place", []),
+        ("forward", []),
+        ("several wrappers", ["_orig_mod.module.2._orig_mod.0", "module.2.0", "_orig_mod.2"]),
+    ],
+)
+def test_compiled_models(how: str, names: list[str], called: bool) -> None:
+    from torch._dynamo import eval_frame
+
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model, plain = compiled(how, backend)
+    if called:  # with and without gradients, so that the graph for either is there
+        model(vectors())
+        with torch.no_grad():
+            model(vectors())
+    before, taps = len(graphs), dict.fromkeys(["0", "2.0", "2", "", *names], torch.clone)
+    with unchanged(plain):
+        output, kept = run(model, taps, (vectors(),), {})
+    assert eval_frame._stance.stance == "default"
+    assert len(graphs) == before
+    reference = mlp()
+    for name in taps:
+        parts = [part for part in name.split(".") if part not in ("", "_orig_mod", "module")]
+        _, expected = run(reference, {".".join(parts): torch.clone}, (vectors(),), {})
+        torch.testing.assert_close(kept[name], expected[".".join(parts)])
+    torch.testing.assert_close(output, kept[""])
+    torch.testing.assert_close(model(vectors()), output)
+    assert len(graphs) >= 1
+    assert not called or len(graphs) == before  # what had been compiled is used on
+    torch._dynamo.reset()
+
+
+def test_the_compiler_is_left_alone_when_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(stance: str) -> None:
+        raise AssertionError("process-wide switch touched")
+
+    monkeypatch.setattr(torch.compiler, "set_stance", forbidden)
+    run(mlp(), {"1": torch.sum}, (vectors(),), {})
+
+
+def test_threads_with_compiled_models_put_the_compiler_back_once_all_are_done() -> None:
+    from torch._dynamo import eval_frame
+
+    both, first_done, models = threading.Barrier(2), threading.Event(), [mlp(), mlp()]
+    for model in models:
+        model.compile(backend="eager")
+
+    def score(k: int) -> None:
+        def tap(z: Tensor) -> str:
+            both.wait(10)
+            if k == 1:
+                assert first_done.wait(10)
+            return eval_frame._stance.stance
+
+        assert run(models[k], {"1": tap}, (vectors(),), {})[1]["1"] == "force_eager"
+        if k == 0:
+            first_done.set()
+
+    in_threads(2, score)
+    assert eval_frame._stance.stance == "default"
+
+
+def test_wrappers_for_several_devices_are_seen_through() -> None:
+    plain = mlp()
+    model = nn.DataParallel(plain)
+    with unchanged(plain):
+        for name in ("2.0", "module.2.0"):
+            output, kept = run(model, {name: torch.clone}, (vectors(),), {})
+            assert kept[name].shape == (3, 6)
+            assert output.equal(mlp()(vectors()))
+    assert [name for name, _ in named(model)] == [name for name, _ in named(plain)]
+    inside = nn.Sequential(nn.DataParallel(plain), nn.ReLU())
+    assert run(inside, {"0.2": torch.clone}, (vectors(),), {})[1]["0.2"].shape == (3, 6)
+
+
+def test_distributed_data_parallel() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Net())
+        with unchanged(model):
+            for name in ("stem.1", "module.stem.1"):
+                output, kept = run(model, {name: torch.clone}, (images(),), {})
+                assert kept[name].shape == (2, 4, 6, 6)
+        assert output.equal(Net().eval()(images()))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_child_that_happens_to_be_called_module_comes_first() -> None:
+    inner = nn.ModuleDict({"module": nn.Linear(4, 2)})
+    assert find(nn.DataParallel(inner), ["module"])["module"] is inner["module"]
+    assert find(nn.DataParallel(inner), ["module.module"])["module.module"] is inner["module"]
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(k: int) -> None:
+        try:
+            work(k)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(k,), daemon=True) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
+    if errors:
+        raise errors[0]
+
+
+def test_eight_threads_on_one_model() -> None:
+    model = Net()
+    reference = Net().eval()
+    expected = {n: reference.stem(images(n)).detach() for n in range(1, 9)}
+
+    def score(k: int) -> None:
+        wrapped = nn.DataParallel(model) if k % 2 else model  # two detectors may hold the model differently
+        for _ in range(20):
+            _, kept = run(wrapped, {"stem": torch.clone, "head": torch.clone}, (images(k + 1),), {})
+            assert kept["stem"].equal(expected[k + 1])
+            assert kept["head"].shape == (k + 1, 3)
+
+    with unchanged(model):
+        in_threads(8, score)
+
+
+def test_the_users_own_calls_in_another_thread_are_not_captured() -> None:
+    model = Net().eval()
+    inside, called = threading.Event(), threading.Event()
+
+    def before() -> None:
+        if threading.current_thread().name == "ours":
+            inside.set()
+            assert called.wait(10)
+
+    model.before = before
+
+    def work(k: int) -> None:
+        if k == 0:
+            threading.current_thread().name = "ours"
+            _, kept = run(model, {"stem": torch.clone, "head": torch.clone}, (images(1),), {})
+            assert kept["head"].shape == (1, 3)
+        else:
+            assert inside.wait(10)
+            assert model(images(5)).shape == (5, 3)
+            called.set()
+
+    in_threads(2, work)
+
+
+def test_the_lock_does_not_keep_the_model_alive() -> None:
+    model = mlp()
+    run(model, {"0": torch.sum}, (vectors(),), {})
+    assert model in capture._locks
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_watch_sees_every_call() -> None:
+    model, seen = Odd(), []
+    with unchanged(model), watch(model, {"shared": lambda out: seen.append(tuple(out.shape))}) as inner:
+        assert not inner.training
+        inner(torch.randn(3, 6, 4))
+    assert seen == [(3, 6, 4)] * 2
+
+
+def test_find_names_the_nearest() -> None:
+    class Backbone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.ModuleDict({f"layer{k}": nn.Sequential() for k in range(1, 5)})
+            self.nothing = None
+
+    model = Backbone()
+    assert find(model, ["backbone.layer3", ""]) == {"backbone.layer3": model.backbone["layer3"], "": model}
+    with pytest.raises(ValueError, match=r"layer 'layer3' is not in the model; nearest names: 'backbone.layer3'"):
+        find(model, ["layer3"])
+    with pytest.raises(
+        ValueError, match=r"'net.backbone.layer2' .* nearest names: 'backbone.layer2'.*layers\(model, ex"
+    ):
+        find(model, ["net.backbone.layer2"])
+    with pytest.raises(ValueError, match=r"nearest names: 'backbone\.layer"):
+        find(model, ["backbone.layr3"])
+    for odd in (".", "backbone.", "backbone..layer1", "nothing", "forward", "module.backbone"):
+        with pytest.raises(ValueError, match="is not in the model; nearest"):
+            find(model, [odd])
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, not function"):
+        find(lambda x: x, ["layer"])  # type: ignore[arg-type]
+
+
+def test_nearest_always_has_something_to_offer() -> None:
+    assert nearest("zzz", ["", "a", "b"]) == ["a", "b"]
+    assert nearest("fc", ["a.fc", "b.fc", "fd"])[:2] == ["a.fc", "b.fc"]
+
+
+def test_named_lists_each_layer_once_in_order() -> None:
+    model = Odd()
+    model.again = model.lstm
+    model.gap = nn.Sequential()
+    assert [name for name, _ in named(model)] == [name for name, _ in model.named_modules()]
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+A, B = torch.zeros(2, 3), torch.ones(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("output", "key", "expected"),
+    [
+        (A, None, A),
+        (A, "logits", A),
+        ((A, B), None, A),
+        ([None, B, A], None, B),
+        ((A, B), 1, B),
+        ((A, B), -1, B),
+        (Pair(A, B), "second", B),
+        (Pair(A, B), 1, B),
+        (Pair(A, B), None, A),
+        ({"a": A, "b": B}, "b", B),
+        ({"a": A, "mask": None}, None, A),
+        (OrderedDict(a=A, b=B), "a", A),
+        (Output(A), None, A),
+        (Output(A), "logits", A),
+        (torch.max(B, 1), "values", B[:, 0]),
+    ],
+)
+def test_select(output: Any, key: int | str | None, expected: Tensor) -> None:
+    assert select(output, key, "it").equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("output", "key", "error", "match"),
+    [
+        ({"a": A, "b": B}, None, ValueError, r"it returned dict \{'a': Tensor, 'b': Tensor\} with 2 tensors.*select="),
+        ({"a": A}, "c", ValueError, r"has no 'c' for select="),
+        ({"a": A}, "keys", ValueError, r"has no 'keys'"),
+        ((A, B), 2, ValueError, "has no 2"),
+        ((A, B), -3, ValueError, "has no -3"),
+        ((None, "text"), None, ValueError, "with no tensor"),
+        ((A, (B, B)), 1, TypeError, "select=1 of what it returned is a tuple, not a tensor"),
+        (Output(None), None, ValueError, "no tensor"),  # type: ignore[arg-type]
+        ("text", None, ValueError, "an object of type str"),
+        (None, None, ValueError, "NoneType"),
+    ],
+)
+def test_select_says_what_there_is(output: Any, key: int | str | None, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        select(output, key, "it")
+
+
+def test_device_of() -> None:
+    assert device_of(nn.ReLU()) is None
+    assert device_of(nn.Linear(2, 2, device="meta")) == torch.device("meta")
+    assert device_of(nn.BatchNorm1d(2, affine=False)) == torch.device("cpu")
