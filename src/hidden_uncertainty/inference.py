@@ -1,0 +1,103 @@
+"""Bayes over one support: the evidence p(z), the posterior p(y|z) and its entropy, in log space (paper eq. 5 and 6)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Posterior(NamedTuple):
+    """What `infer` gives for n inputs and m support points, in nats.
+
+    `-log_evidence` is the epistemic uncertainty, `entropy` the aleatoric one, and `log_entropy` ranks inputs whose
+    entropy underflows.
+    """
+
+    log_evidence: Tensor  # (n,)
+    log_posterior: Tensor  # (n, m)
+    entropy: Tensor  # (n,)
+    log_entropy: Tensor  # (n,)
+
+
+def infer(log_likelihood: Tensor, log_weight: Tensor) -> Posterior:
+    r"""Evidence, posterior and entropy by a sum over the support.
+
+    .. math::
+        \log p(z) = \log \sum_j p(z \mid y_j)\, w_j, \qquad
+        h(y \mid z) = -\sum_j p(y_j \mid z) \log p(y_j \mid z)
+
+    With t the most probable point, δ_j = log p(y_j|z) - log p(y_t|z) ≤ 0 and s = Σ_{j≠t} exp δ_j, the entropy is
+
+    .. math:: h = \log(1 + s) + \frac{1}{1 + s} \sum_{j \neq t} e^{\delta_j} (-\delta_j)
+
+    a sum of terms that are never negative, so that it keeps its digits however small it is, and its logarithm can be
+    taken term by term where exp δ_j underflows.
+
+    Finite likelihoods give finite evidence and entropies, saturated where the dtype ends; infinite ones are taken as
+    the largest finite ones. An entropy of exactly zero, as with a single support point, has the lowest finite number as
+    its logarithm. A weight of -inf takes its point out: it adds nothing, and its log posterior is -inf.
+
+    Args:
+        log_likelihood: log p(z|y_j), one row an input, one column a support point.
+        log_weight: Log weight of each support point: the log prior, times the quadrature's weight where there is one.
+
+    Example:
+        >>> log_likelihood = torch.tensor([[0.0, 0.0], [0.0, -1000.0]])
+        >>> posterior = infer(log_likelihood, torch.tensor([0.5, 0.5]).log())
+        >>> posterior.entropy                     # log 2, and one that underflows
+        tensor([0.6931, 0.0000])
+        >>> posterior.log_entropy[1]              # log(1001) - 1000
+        tensor(-993.0912)
+    """
+    _check(log_likelihood, log_weight)
+    log_weight = log_weight.to(log_likelihood.dtype)
+    points = log_weight.shape[0]
+    limits = torch.finfo(log_likelihood.dtype)
+    lowest, tiny, eps = limits.min, limits.tiny, limits.eps
+
+    used = log_weight > -math.inf  # (m,)
+    log_likelihood = log_likelihood.clamp(lowest, -lowest)
+    # Likelihoods are compared before weights are added: beside a likelihood of -1e37 a weight would be rounded away.
+    shift = torch.where(used, log_likelihood, lowest).amax(dim=1, keepdim=True)  # (n, 1)
+    joint = torch.where(used, log_likelihood - shift + log_weight, lowest).clamp(min=lowest)  # (n, m)
+    best, top = joint.max(dim=1, keepdim=True)  # (n, 1)
+    delta = joint - best
+    # The top is taken out by the lowest number, not by -inf: 0 · inf is not a number, in gradients too.
+    others = delta.scatter(1, top, lowest)
+
+    ratio = others.exp()  # p(y_j|z) / p(y_t|z)
+    s = ratio.sum(dim=1)  # (n,)
+    log_norm = torch.log1p(s)  # -log p(y_t|z)
+    log_evidence = (shift + best).squeeze(1) + log_norm
+    log_posterior = torch.where(used, delta - log_norm[:, None], -math.inf)
+    entropy = log_norm - (ratio * others).sum(dim=1) / (1 + s)
+
+    # log(log1p(s)) is log s to all digits once s is below the precision, and stays finite where s underflows.
+    log_s = others.logsumexp(dim=1)
+    log_log_norm = torch.where(s < eps, log_s, torch.log1p(s.clamp(min=eps)).log())
+    terms = others - log_norm[:, None] + (-others).clamp(min=tiny).log()
+    log_entropy = torch.logaddexp(log_log_norm, terms.logsumexp(dim=1))
+
+    bound = math.log(points)
+    log_bound = math.log(bound) if points > 1 else lowest
+    return Posterior(
+        log_evidence.clamp(lowest, -lowest),
+        log_posterior,
+        entropy.clamp(0.0, bound),
+        log_entropy.clamp(lowest, log_bound),
+    )
+
+
+def _check(log_likelihood: Tensor, log_weight: Tensor) -> None:
+    if not log_likelihood.is_floating_point():
+        raise TypeError(f"log_likelihood must be floating point, not {log_likelihood.dtype}")
+    if log_likelihood.dim() != 2 or log_weight.dim() != 1 or log_likelihood.shape[1] != log_weight.shape[0]:
+        raise ValueError(
+            "expected log_likelihood (n, m) and log_weight (m,), one column a support point; got "
+            f"{tuple(log_likelihood.shape)} and {tuple(log_weight.shape)}"
+        )
+    if log_weight.shape[0] == 0:
+        raise ValueError("the support has no points: fit the marginal first")

@@ -1,0 +1,103 @@
+"""The marginal p(y) of what a density is conditioned on: a support and the log weight of each of its points."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class Marginal(nn.Module, ABC):
+    """What every marginal offers to `infer`: the points to sum over and their log weights.
+
+    A subclass fills both buffers in `fit`. `config` says what `from_config` needs to build the module again, with
+    buffers of the same shapes, ready for `load_state_dict(strict=True)`.
+    """
+
+    support: Tensor  # (m, ...)
+    log_weight: Tensor  # (m,)
+
+    @abstractmethod
+    def fit(self, y: Tensor) -> Self:
+        """Fit to the values y, one a sample."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Arguments of `from_config`, ready for JSON."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
+
+
+class Categorical(Marginal):
+    r"""Frequencies of the predicted classes.
+
+    .. math:: p(\hat y = c) = \frac{1}{n} \sum_i [\hat y_i = c]
+
+    `log_prob` has an entry a class, -inf for one that never occurred; `support` and `log_weight` hold those that did.
+
+    Example:
+        >>> marginal = Categorical().fit(torch.tensor([0, 2, 2, 2]), classes=4)
+        >>> marginal.support, marginal.log_weight.exp()
+        (tensor([0, 2]), tensor([0.2500, 0.7500]))
+        >>> marginal.log_prob.exp()
+        tensor([0.2500, 0.0000, 0.7500, 0.0000])
+    """
+
+    log_prob: Tensor  # (C,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._allocate(classes=0, occurring=0)
+
+    def fit(self, y: Tensor, classes: int | None = None) -> Self:
+        """Count the classes.
+
+        Args:
+            y: Class of each sample, (n,) integers.
+            classes: How many classes the network has; without it, the largest of y and one.
+
+        Example:
+            >>> Categorical().fit(torch.tensor([1, 0]), classes=3).config()
+            {'classes': 3, 'occurring': 2}
+        """
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise TypeError(f"classes must be integers, not {y.dtype}; a number a sample needs a continuous marginal")
+        if y.dim() != 1 or len(y) == 0:
+            raise ValueError(f"expected one class a sample, (n,) with n > 0; got a tensor of shape {tuple(y.shape)}")
+        low, high = int(y.min()), int(y.max())
+        classes = high + 1 if classes is None else classes
+        if low < 0 or high >= classes:
+            raise ValueError(f"classes must lie in 0 … {classes - 1}; got {low} … {high}")
+        counts = torch.bincount(y.long(), minlength=classes)  # (C,)
+        self.log_prob = (counts.cpu().double() / len(y)).log().to(y.device, torch.float32)
+        self.support = counts.nonzero().squeeze(1)
+        self.log_weight = self.log_prob[self.support]
+        return self
+
+    def config(self) -> dict[str, Any]:
+        """Arguments of `from_config`: how many classes there are, and how many of them occurred."""
+        return {"classes": len(self.log_prob), "occurring": len(self.support)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`.
+
+        Example:
+            >>> fitted = Categorical().fit(torch.tensor([0, 2, 2, 2]))
+            >>> Categorical.from_config(fitted.config()).load_state_dict(fitted.state_dict(), strict=True)
+            <All keys matched successfully>
+        """
+        marginal = cls()
+        marginal._allocate(classes=config["classes"], occurring=config["occurring"])
+        return marginal
+
+    def _allocate(self, *, classes: int, occurring: int) -> None:
+        self.register_buffer("log_prob", torch.zeros(classes))
+        self.register_buffer("support", torch.zeros(occurring, dtype=torch.long))
+        self.register_buffer("log_weight", torch.zeros(occurring))

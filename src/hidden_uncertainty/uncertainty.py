@@ -1,0 +1,199 @@
+"""The result of scoring: a prediction and how uncertain it is, one entry an input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+Index = int | slice | Tensor | Sequence[int] | Sequence[bool]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerScores:
+    """Scores of one layer, (n,) each, higher when more uncertain, in nats; None where there is none.
+
+    Args:
+        epistemic: Surprise at the layer's activations, -log p(z).
+        aleatoric: Entropy of the prediction given them, h(y|z).
+        log_aleatoric: Its logarithm, finite also where the entropy underflows.
+        residual: What the reduction to fewer dimensions left out.
+        p_value: Share of unseen inputs at least as surprising, lower when more surprising.
+
+    Example:
+        >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]))
+        LayerScores of 2 inputs
+          epistemic      mean 2, min 1, max 3
+    """
+
+    epistemic: Tensor
+    aleatoric: Tensor | None = None
+    log_aleatoric: Tensor | None = None
+    residual: Tensor | None = None
+    p_value: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+
+    def __len__(self) -> int:
+        return len(self.epistemic)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"LayerScores of {len(self):,} inputs", *_summary(self)])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Uncertainty:
+    """Predictions and how uncertain they are, of every method; scores are higher when more uncertain.
+
+    Index it by a number, a slice, a mask or a tensor of indices, and every field follows: `u[u.surprising]`.
+
+    Args:
+        prediction: What the network said, one entry an input.
+        epistemic: How unfamiliar the input is.
+        aleatoric: How ambiguous it is; None for a method that does not tell.
+        log_aleatoric: Its logarithm, which ranks inputs whose entropy underflows.
+        p_value: Share of unseen inputs at least as surprising, lower when more surprising.
+        layers: Scores of each layer, by its name.
+        threshold: The epistemic uncertainty above which an input is called surprising.
+
+    Example:
+        >>> u = Uncertainty(torch.tensor([7, 1, 3]), torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
+        >>> u
+        Uncertainty of 3 inputs
+          epistemic      mean 4, min 1, max 9
+          surprising     33.3 % above 5
+        >>> u[u.surprising].prediction
+        tensor([1])
+    """
+
+    prediction: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor | None = None
+    log_aleatoric: Tensor | None = None
+    p_value: Tensor | None = None
+    layers: Mapping[str, LayerScores] = field(default_factory=dict)
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+        for name, scores in self.layers.items():
+            if len(scores) != len(self):
+                raise ValueError(
+                    f"layer {name!r} has scores of {len(scores)} inputs; there are {len(self)} predictions"
+                )
+
+    @property
+    def surprising(self) -> Tensor:
+        """Whether the epistemic uncertainty is above the threshold; NaN counts as surprising."""
+        if self.threshold is None:
+            raise RuntimeError(
+                "no threshold was set when this was scored: call detector.threshold(false_alarm=0.01), then score again"
+            )
+        return ~(self.epistemic <= self.threshold)
+
+    def __len__(self) -> int:
+        return len(self.prediction)
+
+    def __getitem__(self, index: Index) -> Self:
+        rows = _rows(index, len(self))
+        return self._map(lambda value: value[rows if isinstance(rows, slice) else rows.to(value.device)])
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same result with every tensor on a device."""
+        return self._map(lambda value: value.to(device))
+
+    def cpu(self) -> Self:
+        """The same result with every tensor in main memory."""
+        return self.to("cpu")
+
+    @classmethod
+    def cat(cls, results: Sequence[Self]) -> Self:
+        """Put results of several batches together; they must have the same fields, layers and threshold.
+
+        Example:
+            >>> u = Uncertainty(torch.tensor([7, 1]), torch.tensor([1.0, 9.0]))
+            >>> len(Uncertainty.cat([u, u[0]]))
+            3
+        """
+        if not results:
+            raise ValueError("there are no results to put together: expected at least one")
+        first = results[0]
+        for i, result in enumerate(results):
+            _check_same(i, "layers", list(result.layers), list(first.layers))
+            _check_same(i, "threshold", result.threshold, first.threshold)
+            _check_same(i, "fields", list(_tensors(result)), list(_tensors(first)))
+            for name, scores in result.layers.items():
+                _check_same(i, f"fields of layer {name!r}", list(_tensors(scores)), list(_tensors(first.layers[name])))
+        layers = {
+            name: replace(scores, **_cat([result.layers[name] for result in results]))
+            for name, scores in first.layers.items()
+        }
+        return replace(first, layers=layers, **_cat(results))
+
+    def __repr__(self) -> str:
+        lines = [f"Uncertainty of {len(self):,} inputs", *_summary(self)]
+        if self.threshold is not None and self.epistemic.numel():
+            share = 100 * self.surprising.float().mean().item()
+            lines.append(f"  {'surprising':<14} {share:.1f} % above {self.threshold:.4g}")
+        if self.layers:
+            lines.append(f"  {'layers':<14} {', '.join(self.layers)}")
+        return "\n".join(lines)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        layers = {name: replace(scores, **_map(scores, change)) for name, scores in self.layers.items()}
+        return replace(self, layers=layers, **_map(self, change))
+
+
+def _tensors(scores: LayerScores | Uncertainty) -> dict[str, Tensor]:
+    return {item.name: value for item in fields(scores) if isinstance(value := getattr(scores, item.name), Tensor)}
+
+
+def _map(scores: LayerScores | Uncertainty, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {name: change(value) for name, value in _tensors(scores).items()}
+
+
+def _cat(results: Sequence[LayerScores | Uncertainty]) -> dict[str, Any]:
+    return {name: torch.cat([getattr(result, name) for result in results]) for name in _tensors(results[0])}
+
+
+def _rows(index: Index, length: int) -> slice | Tensor:
+    """An index that keeps the first dimension, also for a single number."""
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, tuple):
+        raise TypeError("a result has one index, its input; index the fields for more: u.epistemic[0, 1]")
+    rows = torch.as_tensor(index)
+    if rows.dim() == 0:
+        rows = rows.reshape(1)
+    if rows.numel() == 0:
+        rows = rows.long()  # an empty list has no dtype of its own
+    if rows.dtype != torch.bool and rows.numel() and not -length <= int(rows.min()) <= int(rows.max()) < length:
+        raise IndexError(f"index {index} is outside the result, which has {length} inputs")
+    return rows
+
+
+def _check_lengths(scores: LayerScores | Uncertainty) -> None:
+    lengths = {name: value.shape[0] if value.dim() else None for name, value in _tensors(scores).items()}
+    if None in lengths.values() or len(set(lengths.values())) > 1:
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in _tensors(scores).items())
+        raise ValueError(f"every field needs one entry an input, along its first dimension; got {shapes}")
+
+
+def _check_same(position: int, what: str, value: object, first: object) -> None:
+    if value != first:
+        raise ValueError(f"results differ in their {what}: {first} in the first, {value} at position {position}")
+
+
+def _summary(scores: LayerScores | Uncertainty) -> list[str]:
+    return [
+        f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}"
+        for name, value in _tensors(scores).items()
+        if name != "prediction" and value.numel()
+    ]

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import math
+
+import mpmath  # type: ignore[import-untyped]
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hidden_uncertainty.inference import infer
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def reference(log_likelihood: Tensor, log_weight: Tensor) -> list[tuple[mpmath.mpf, list[mpmath.mpf], mpmath.mpf]]:
+    """Evidence, posterior and entropy of each row by the definition, with enough digits that nothing underflows."""
+    rows = []
+    with mpmath.workdps(60):
+        for row in log_likelihood.tolist():
+            joint = [mpmath.exp(mpmath.mpf(a) + mpmath.mpf(b)) for a, b in zip(row, log_weight.tolist(), strict=True)]
+            evidence = mpmath.fsum(joint)
+            posterior = [value / evidence for value in joint]
+            entropy = mpmath.fsum(surprise(joint, j) for j in range(len(joint)))
+            rows.append((mpmath.log(evidence), posterior, entropy))
+    return rows
+
+
+def surprise(joint: list[mpmath.mpf], j: int) -> mpmath.mpf:
+    """-p_j log p_j, without cancellation where p_j is one."""
+    if not joint[j]:
+        return mpmath.mpf(0)
+    rest = mpmath.fsum(value for i, value in enumerate(joint) if i != j)
+    return joint[j] / (joint[j] + rest) * mpmath.log1p(rest / joint[j])
+
+
+def draw(n: int, m: int, spread: float, offset: float, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    log_likelihood = offset + spread * torch.randn(n, m, generator=generator, dtype=torch.float64)
+    log_weight = torch.rand(m, generator=generator, dtype=torch.float64).log_softmax(0)
+    return log_likelihood.to(dtype), log_weight.to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("spread", "offset"), [(0.01, 0.0), (1.0, 3.0), (5.0, -1000.0), (5.0, 2000.0)])
+@pytest.mark.parametrize("m", [2, 10])
+def test_all_quantities_match_many_digits(
+    m: int, spread: float, offset: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    log_likelihood, log_weight = draw(30, m, spread, offset, dtype)
+    result = infer(log_likelihood, log_weight)
+    for i, (log_evidence, posterior, entropy) in enumerate(reference(log_likelihood, log_weight)):
+        assert result.log_evidence[i].item() == pytest.approx(float(log_evidence), rel=tolerance, abs=tolerance)
+        expected = torch.tensor([float(value) for value in posterior])
+        torch.testing.assert_close(result.log_posterior[i].exp().float(), expected, rtol=4e-6, atol=1e-7)
+        assert result.entropy[i].item() == pytest.approx(float(entropy), rel=tolerance, abs=0)
+        assert result.log_entropy[i].item() == pytest.approx(float(mpmath.log(entropy)), rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("gap", [1e-6, 1e-3, 1.0, 15.0, 17.0, 40.0, 80.0, 87.0])
+def test_small_entropy_keeps_its_digits(gap: float) -> None:
+    log_likelihood = torch.tensor([[0.0, -gap, -2 * gap], [-gap, 0.0, -gap]])
+    result = infer(log_likelihood, torch.zeros(3))
+    for i, (_, _, entropy) in enumerate(reference(log_likelihood, torch.zeros(3))):
+        assert result.entropy[i].item() == pytest.approx(float(entropy), rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("gap", [88.0, 103.0, 150.0, 745.0, 1e3, 1e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_entropy_where_entropy_underflows(gap: float, dtype: torch.dtype) -> None:
+    log_likelihood = torch.tensor([[0.0, -gap, -gap - 1, -2 * gap]], dtype=dtype)
+    log_weight = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=dtype).log()
+    result = infer(log_likelihood, log_weight)
+    ((_, _, entropy),) = reference(log_likelihood, log_weight)
+    with mpmath.workdps(60):
+        expected = float(mpmath.log(entropy))
+    eps = torch.finfo(dtype).eps
+    assert result.log_entropy.item() == pytest.approx(expected, rel=4 * eps)
+
+
+def test_log_entropy_ranks_what_entropy_cannot() -> None:
+    gaps = torch.tensor([200.0, 200.5, 1e3, 1e5, 1e5 + 1, 1e30])
+    result = infer(torch.stack([torch.zeros(6), -gaps], dim=1), torch.zeros(2))
+    assert result.entropy.eq(0).all()
+    assert result.log_entropy.isfinite().all()
+    assert result.log_entropy.diff().lt(0).all()
+
+
+@pytest.mark.parametrize("m", [2, 3, 10, 1000])
+def test_ties_have_entropy_log_m_and_no_more(m: int) -> None:
+    result = infer(torch.full((4, m), -12.345), torch.full((m,), 1 / m).log())
+    torch.testing.assert_close(result.entropy, torch.full((4,), math.log(m)))
+    assert result.entropy.le(torch.tensor(math.log(m))).all()
+    torch.testing.assert_close(result.log_entropy, torch.full((4,), math.log(math.log(m))))
+    torch.testing.assert_close(result.log_evidence, torch.full((4,), -12.345))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_never_lifts_entropy_above_log_m(dtype: torch.dtype) -> None:
+    for m in range(2, 200):
+        nearly_equal, _ = draw(20, m, 1e-5, 0.0, dtype)
+        result = infer(torch.cat([nearly_equal, torch.zeros(1, m, dtype=dtype)]), torch.zeros(m, dtype=dtype))
+        assert result.entropy.max() <= torch.tensor(math.log(m), dtype=dtype)
+        assert result.log_entropy.max() <= torch.tensor(math.log(math.log(m)), dtype=dtype)
+
+
+def test_one_point_has_no_entropy() -> None:
+    result = infer(torch.tensor([[-3.0], [1e30]]), torch.tensor([-0.5]))
+    torch.testing.assert_close(result.log_evidence, torch.tensor([-3.5, 1e30]))
+    assert result.log_posterior.eq(0).all()
+    assert result.entropy.eq(0).all()
+    assert result.log_entropy.eq(LOWEST).all()
+
+
+@pytest.mark.parametrize("value", [-1e37, LOWEST, -LOWEST, -math.inf])
+def test_saturated_likelihoods_leave_the_prior(value: float) -> None:
+    prior = torch.tensor([0.2, 0.7, 0.1])
+    result = infer(torch.full((2, 3), value), prior.log())
+    torch.testing.assert_close(result.log_posterior.exp(), prior.expand(2, 3))
+    torch.testing.assert_close(result.entropy, -(prior * prior.log()).sum().expand(2))
+    assert result.log_evidence.eq(max(min(value, -LOWEST), LOWEST)).all()
+
+
+@pytest.mark.parametrize("filler", [0.0, 500.0, -LOWEST, LOWEST])
+def test_class_without_weight_is_as_if_absent(filler: float) -> None:
+    log_likelihood, log_weight = draw(5, 3, 2.0, -10.0, torch.float32)
+    with_column = torch.cat([log_likelihood[:, :1], torch.full((5, 1), filler), log_likelihood[:, 1:]], dim=1)
+    with_weight = torch.cat([log_weight[:1], torch.tensor([-math.inf]), log_weight[1:]])
+    expected, result = infer(log_likelihood, log_weight), infer(with_column, with_weight)
+    assert result.log_posterior[:, 1].eq(-math.inf).all()
+    torch.testing.assert_close(result.log_posterior[:, [0, 2, 3]], expected.log_posterior)
+    for name in ("log_evidence", "entropy", "log_entropy"):
+        torch.testing.assert_close(getattr(result, name), getattr(expected, name))
+
+
+def test_only_one_class_with_weight() -> None:
+    result = infer(torch.tensor([[-4.0, 9.0]]), torch.tensor([0.0, -math.inf]))
+    assert result.log_evidence.item() == -4
+    assert result.entropy.item() == 0
+    assert result.log_entropy.item() == LOWEST
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.data(), st.integers(1, 5))
+@settings(max_examples=150, deadline=None)
+def test_any_finite_likelihood_gives_finite_results(data: st.DataObject, m: int) -> None:
+    log_likelihood = torch.tensor([data.draw(st.lists(finite, min_size=m, max_size=m))])
+    weights = st.one_of(st.floats(-100, 10, width=32), st.just(-math.inf))
+    log_weight = torch.tensor(data.draw(st.lists(weights, min_size=m, max_size=m)))
+    result = infer(log_likelihood, log_weight)
+    assert result.log_evidence.isfinite().all()
+    assert result.log_entropy.isfinite().all()
+    assert not result.log_posterior.isnan().any()
+    assert result.log_posterior.le(0).all()
+    assert result.entropy.ge(0).all()
+    assert result.entropy.le(torch.tensor(math.log(m))).all()
+    if log_weight.isfinite().any():
+        assert result.log_posterior.exp().sum().item() == pytest.approx(1, abs=1e-5)
+        torch.testing.assert_close(result.log_entropy.exp(), result.entropy, rtol=2e-5, atol=1e-37)
+
+
+def test_gradient_of_evidence_is_the_posterior() -> None:
+    log_likelihood, log_weight = draw(6, 4, 3.0, -5.0, torch.float64)
+    log_likelihood[0] = log_likelihood[0, 0]  # ties
+    log_likelihood.requires_grad_()
+    result = infer(log_likelihood, log_weight)
+    (gradient,) = torch.autograd.grad(result.log_evidence.sum(), log_likelihood, retain_graph=True)
+    torch.testing.assert_close(gradient, result.log_posterior.exp())
+    (expected,) = torch.autograd.grad(
+        torch.distributions.Categorical(logits=log_likelihood + log_weight).entropy().sum(), log_likelihood
+    )
+    (gradient,) = torch.autograd.grad(result.entropy.sum(), log_likelihood, retain_graph=True)
+    torch.testing.assert_close(gradient, expected)
+    (gradient,) = torch.autograd.grad(result.log_entropy.sum(), log_likelihood)
+    torch.testing.assert_close(gradient * result.entropy[:, None], expected)
+
+
+def test_gradient_is_finite_at_ties_and_where_entropy_underflows() -> None:
+    rows = [[0.0, -1e5, 3.0, -1e4], [1e37, -1e37, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+    log_likelihood = torch.tensor(rows, requires_grad=True)
+    result = infer(log_likelihood, torch.tensor([0.0, 0.0, -math.inf, 0.0]))
+    for value in (result.log_evidence, result.entropy, result.log_entropy):
+        (gradient,) = torch.autograd.grad(value.sum(), log_likelihood, retain_graph=True)
+        assert gradient.isfinite().all()
+
+
+def test_no_rows() -> None:
+    result = infer(torch.zeros(0, 3), torch.zeros(3))
+    assert [tuple(value.shape) for value in result] == [(0,), (0, 3), (0,), (0,)]
+
+
+def test_exports() -> None:
+    class Head(nn.Module):
+        log_weight: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("log_weight", torch.tensor([0.5, 0.0, 0.5]).log())
+
+        def forward(self, log_likelihood: Tensor) -> tuple[Tensor, ...]:
+            return tuple(infer(log_likelihood, self.log_weight))
+
+    batch = torch.export.Dim("batch", min=1)
+    example, _ = draw(4, 3, 3.0, 0.0, torch.float32)
+    program = torch.export.export(Head(), (example,), dynamic_shapes=({0: batch},), strict=False)
+    other, _ = draw(7, 3, 100.0, 0.0, torch.float32, seed=1)
+    for result, expected in zip(program.module()(other), Head()(other), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("log_likelihood", "log_weight", "error", "text"),
+    [
+        (torch.zeros(3), torch.zeros(3), ValueError, r"\(n, m\).*\(3,\) and \(3,\)"),
+        (torch.zeros(2, 3), torch.zeros(4), ValueError, r"\(2, 3\) and \(4,\)"),
+        (torch.zeros(2, 0), torch.zeros(0), ValueError, "fit the marginal"),
+        (torch.zeros(2, 3, dtype=torch.long), torch.zeros(3), TypeError, "floating"),
+    ],
+)
+def test_errors(log_likelihood: Tensor, log_weight: Tensor, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        infer(log_likelihood, log_weight)
