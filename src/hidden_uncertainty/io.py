@@ -1,0 +1,214 @@
+"""One file format for everything fitted: safetensors with a JSON header and a digest, written whole or not at all.
+
+Nothing in a file is ever executed: a header is JSON text and tensors are plain numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+FORMAT = "hidden-uncertainty"
+FORMAT_VERSION = 1
+METADATA = "__metadata__"  # safetensors' own name for what is not a tensor
+MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer one
+
+
+def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a header and tensors to a file, which is replaced in one step: a failure leaves the old one as it was.
+
+    The same content gives the same bytes. Tensors are copied first: device, strides and shared memory do not matter.
+
+    Args:
+        path: The file, in a folder that exists.
+        header: What JSON can hold: dictionaries with text keys, lists, text, finite numbers, booleans and None.
+        tensors: The tensors by name.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(f"{folder}/detector.safetensors", {"layers": ["layer3"]}, {"mean": torch.zeros(2)})
+        ...     read(f"{folder}/detector.safetensors")
+        ({'layers': ['layer3']}, {'mean': tensor([0., 0.])})
+    """
+    # A link keeps pointing to the file that is replaced.
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ValueError(f"'{path}' is a folder: give the name of a file, such as '{path}/detector.safetensors'")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder of '{path}' does not exist: make '{target.parent}' first")
+    content = _serialise(_to_json(header), tensors)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(
+    path: str | os.PathLike[str], device: torch.device | str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the header and the tensors of a file that `write` made, and check that they are what was written.
+
+    Args:
+        path: The file.
+        device: Where the tensors go; main memory when None.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is a folder, empty, cut short, damaged, of another program, or of a newer version.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(f"{folder}/detector.safetensors", {"task": "classification"}, {})
+        ...     header, tensors = read(f"{folder}/detector.safetensors", device="cpu")
+        >>> header["task"]
+        'classification'
+    """
+    if os.path.isdir(path):
+        raise ValueError(f"'{path}' is a folder: give the name of a file in it, such as 'detector.safetensors'")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no file '{path}': check the name, or save one first")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        preamble, start = _read_preamble(file, path, size)
+        metadata = _check_metadata(preamble, path)
+        _check_size(preamble, start, path, size)
+        file.seek(0)
+        content = file.read()
+    try:
+        header = json.loads(metadata["header"])
+        tensors = safetensors.torch.load(content)
+        digest = _digest(metadata["header"], tensors)
+    except Exception as error:  # whatever a damaged file makes a parser raise, it is the file that is wrong
+        _damaged(path, str(error), cause=error)
+    if digest != metadata["digest"] or not isinstance(header, dict):
+        _damaged(path, "its content does not match its digest")
+    return header, {name: tensor.to(device) for name, tensor in sorted(tensors.items())}
+
+
+def _to_json(header: dict[str, Any]) -> str:
+    if not isinstance(header, dict):
+        raise TypeError(f"the header must be a dictionary, not {type(header).__name__}")
+    try:
+        text = json.dumps(header, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the header cannot be written as JSON: {error}") from error
+    if json.loads(text) != header:
+        raise ValueError("the header would not come back from JSON as it is: use lists, not tuples, and text as keys")
+    return text
+
+
+def _serialise(header: str, tensors: Mapping[str, Tensor]) -> bytes:
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or name == METADATA:
+            raise ValueError(f"{name!r} cannot be the name of a tensor: use text other than {METADATA!r}")
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name!r} must be a tensor, not {type(tensor).__name__}")
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise ValueError(f"{name!r} must be a dense tensor with data, not {tensor.layout} on {tensor.device}")
+    copies = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    try:
+        content = safetensors.torch.save(copies)
+    except KeyError as error:
+        raise ValueError(f"safetensors cannot hold a tensor of {error}: convert it first") from error
+    length = int.from_bytes(content[:8], "little")
+    # safetensors writes metadata in a random order; put in here, the same content gives the same bytes.
+    metadata = {
+        "format": FORMAT,
+        "version": str(FORMAT_VERSION),
+        "header": header,
+        "digest": _digest(header, copies),
+    }
+    preamble = json.dumps({METADATA: metadata} | json.loads(content[8 : 8 + length])).encode()
+    preamble += b" " * (-len(preamble) % 8)  # tensors start at a multiple of 8 bytes
+    if len(preamble) > MAX_PREAMBLE:
+        raise ValueError(
+            f"the header takes {len(preamble):,} bytes, more than {MAX_PREAMBLE:,}: move numbers to tensors"
+        )
+    return len(preamble).to_bytes(8, "little") + preamble + content[8 + length :]
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the header and each tensor's name, dtype, shape and bytes, in name order."""
+    digest = hashlib.sha256(json.dumps(header).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any], int]:
+    """The JSON text before the tensors, parsed, and where the tensors start."""
+    if size == 0:
+        raise ValueError(f"'{path}' is empty. Save it again.")
+    if size < 8:
+        _cut_short(path, size, "at least 8")
+    length = int.from_bytes(file.read(8), "little")
+    opening = file.read(1)
+    if not 2 <= length <= MAX_PREAMBLE or opening not in (b"{", b""):
+        raise ValueError(f"'{path}' is not a safetensors file: expected one that hidden-uncertainty saved")
+    if size < 8 + length:
+        _cut_short(path, size, f"at least {8 + length:,}")
+    try:
+        preamble = json.loads(opening + file.read(length - 1))
+    except (ValueError, RecursionError) as error:
+        _damaged(path, f"its header is not JSON ({error})", cause=error)
+    return preamble, 8 + length
+
+
+def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
+    metadata = preamble.get(METADATA)
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"'{path}' is a safetensors file, but not one of hidden-uncertainty (format {FORMAT!r}): check the name"
+        )
+    try:
+        version = int(metadata["version"])
+    except (KeyError, TypeError, ValueError) as error:
+        _damaged(path, "it does not say its version", cause=error)
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"'{path}' was written by a newer version (format {version}, this one reads {FORMAT_VERSION}): "
+            "upgrade hidden-uncertainty"
+        )
+    if version < 1 or not all(isinstance(metadata.get(key), str) for key in ("header", "digest")):
+        _damaged(path, "its metadata are incomplete")
+    return metadata
+
+
+def _check_size(preamble: dict[str, Any], start: int, path: Any, size: int) -> None:
+    try:
+        ends = [int(entry["data_offsets"][1]) for name, entry in preamble.items() if name != METADATA]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        _damaged(path, "it does not say where its tensors lie", cause=error)
+    expected = start + max(ends, default=0)
+    if size < expected:
+        _cut_short(path, size, f"{expected:,}")
+    if size > expected:
+        _damaged(path, f"it has {size:,} bytes instead of {expected:,}")
+
+
+def _cut_short(path: Any, size: int, expected: str) -> NoReturn:
+    raise ValueError(f"'{path}' ends after {size:,} of {expected} bytes: the file is cut short. Save it again.")
+
+
+def _damaged(path: Any, reason: str, cause: BaseException | None = None) -> NoReturn:
+    raise ValueError(f"'{path}' is damaged: {reason}. Save it again, or copy it again from where it came.") from cause
