@@ -1,0 +1,250 @@
+"""How well scores detect, rank errors and state confidence: pure functions of tensors, answers as Python floats.
+
+Scores are higher when more uncertain. *Negatives* are in-distribution inputs, *positives* the inputs to be detected.
+Inputs of any shape are flattened, so maps of pixels need no preparation, and are compared in float64 on the device
+of the first argument. +inf and -inf are legal and ordered; NaN and empty input are a ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+Values: TypeAlias = Tensor | ArrayLike  # whatever torch.as_tensor takes
+
+
+def auroc(negative: Values, positive: Values) -> float:
+    r"""Area under the ROC curve: the chance that a positive scores above a negative, a tie counting half.
+
+    .. math:: P(s_+ > s_-) + \tfrac12 P(s_+ = s_-)
+
+    1 is perfect detection, ½ is chance. The count of pairs is exact.
+
+    Args:
+        negative: scores of in-distribution inputs, any shape.
+        positive: scores of the inputs to be detected, any shape.
+
+    Example:
+        >>> auroc([0.1, 0.2, 0.3], [0.3, 0.9])
+        0.9166666666666666
+    """
+    fp, tp = _counts(negative, positive)
+    twice_pairs = int((fp.diff() * (tp[1:] + tp[:-1])).sum())
+    return twice_pairs / (2 * int(fp[-1]) * int(tp[-1]))
+
+
+def average_precision(negative: Values, positive: Values) -> float:
+    r"""Area under the precision-recall curve as a step function, as scikit-learn defines it.
+
+    .. math:: \sum_t (R_t - R_{t-1})\, P_t
+
+    with precision :math:`P_t` and recall :math:`R_t` at each distinct score :math:`t`, highest first. Chance is the
+    share of positives. Not symmetric: swapping the two arguments, or changing how many there are of each, changes it.
+
+    Args:
+        negative: scores of in-distribution inputs, any shape.
+        positive: scores of the inputs to be detected, any shape.
+
+    Example:
+        >>> average_precision([0.1, 0.2, 0.3], [0.25, 0.9])
+        0.8333333333333333
+    """
+    fp, tp = _counts(negative, positive)
+    precision = tp[1:].double() / (tp[1:] + fp[1:])
+    return float((tp.diff() * precision).sum() / tp[-1])
+
+
+def fpr_at_tpr(negative: Values, positive: Values, tpr: float = 0.95) -> float:
+    """Share of negatives at or above the highest threshold that catches at least `tpr` of the positives ("FPR95").
+
+    Lower is better. Inputs whose score equals the threshold are caught, so the answer is a point of `roc_curve`
+    and never an interpolation between two.
+
+    Args:
+        negative: scores of in-distribution inputs, any shape.
+        positive: scores of the inputs to be detected, any shape.
+        tpr: share of positives to catch, in (0, 1].
+
+    Example:
+        >>> fpr_at_tpr([0.1, 0.2, 0.3, 0.4], [0.3, 0.5, 0.6, 0.7], tpr=0.75)
+        0.0
+        >>> fpr_at_tpr([0.1, 0.2, 0.3, 0.4], [0.3, 0.5, 0.6, 0.7], tpr=0.95)
+        0.5
+    """
+    if not 0 < tpr <= 1:
+        raise ValueError(f"tpr must be above 0 and at most 1, got {tpr}")
+    low, high = _pair_of_scores(negative, positive)
+    n = len(high)
+    caught = math.ceil(tpr * n)
+    if (caught - 1) / n >= tpr:  # 0.07 * 100 rounds to just above 7
+        caught -= 1
+    threshold = high.kthvalue(n - caught + 1).values
+    return int((low >= threshold).sum()) / len(low)
+
+
+def roc_curve(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
+    """False and true positive rates as the threshold falls, one point a distinct score.
+
+    Args:
+        negative: scores of in-distribution inputs, any shape.
+        positive: scores of the inputs to be detected, any shape.
+
+    Returns:
+        Two float64 vectors that rise from (0, 0) to (1, 1). Straight lines between the points are the curve whose
+        area is `auroc`.
+
+    Example:
+        >>> fpr, tpr = roc_curve([0.1, 0.3], [0.3, 0.9])
+        >>> fpr.tolist(), tpr.tolist()
+        ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    fp, tp = _counts(negative, positive)
+    return fp.double() / fp[-1], tp.double() / tp[-1]
+
+
+def accuracy_rejection(uncertainty: Values, correct: Values) -> tuple[Tensor, Tensor]:
+    """Accuracy of the k least uncertain inputs, for every k from 1 to n.
+
+    Inputs of equal uncertainty could be kept in any order: the accuracy is its mean over all those orders, so
+    that the answer does not depend on how the input was sorted.
+
+    Args:
+        uncertainty: one score an input.
+        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1.
+
+    Returns:
+        The share kept k/n and the accuracy of the kept, float64 vectors of length n.
+
+    Example:
+        >>> kept, accuracy = accuracy_rejection([0.1, 0.2, 0.2, 0.9], [True, True, False, False])
+        >>> kept.tolist(), accuracy.tolist()
+        ([0.25, 0.5, 0.75, 1.0], [1.0, 0.75, 0.6666666666666666, 0.5])
+    """
+    scores, right = _scores_and_correct(uncertainty, correct, "uncertainty")
+    scores, order = scores.sort()
+    last = _last_of_ties(scores).nonzero().flatten()  # (groups,)
+    ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
+    hits = torch.nn.functional.pad(right[order].long().cumsum(0)[last], (1, 0))  # and how many of them are right
+    sizes = ends.diff()
+    k = torch.arange(1, len(scores) + 1, device=scores.device)
+    group = torch.repeat_interleave(sizes)  # (n,)
+    # Product before quotient: at the end of a group the division is exact.
+    part = (k - ends[group]) * hits.diff()[group] / sizes[group].double()
+    return k.double() / len(scores), (hits[group] + part) / k
+
+
+def aurc(uncertainty: Values, correct: Values) -> float:
+    r"""Area under the risk-coverage curve: the error rate of the kept, averaged over how many are kept.
+
+    .. math:: \frac1n \sum_{k=1}^n \big(1 - \text{accuracy of the } k \text{ least uncertain}\big)
+
+    Lower is better; an uncertainty that knows nothing gives, in expectation, the error rate. Ties as in
+    `accuracy_rejection`.
+
+    Args:
+        uncertainty: one score an input.
+        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1.
+
+    Example:
+        >>> aurc([0.1, 0.2, 0.3, 0.9], [True, True, True, False])
+        0.0625
+    """
+    _, accuracy = accuracy_rejection(uncertainty, correct)
+    return float((1 - accuracy).mean())
+
+
+def expected_calibration_error(confidence: Values, correct: Values, bins: int = 15) -> float:
+    r"""Mean distance between confidence and accuracy over bins of equal width (Guo et al. 2017, eq. 3).
+
+    .. math:: \sum_{b=1}^{B} \frac{n_b}{n} \big| \text{accuracy}_b - \overline{\text{confidence}}_b \big|
+
+    Bin b holds confidences in :math:`((b-1)/B, b/B]`; a confidence of exactly 0 goes into the first.
+
+    Args:
+        confidence: probability that the network gave to its prediction, in [0, 1].
+        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1.
+        bins: B, at least 1.
+
+    Example:
+        >>> round(expected_calibration_error([0.9, 0.9, 0.6, 0.6], [True, True, True, False]), 6)
+        0.1
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    stated, right = _scores_and_correct(confidence, correct, "confidence")
+    low, high = float(stated.min()), float(stated.max())
+    if low < 0 or high > 1 + 1e-6:  # sums of float32 probabilities end a little above 1
+        raise ValueError(f"confidence must lie in [0, 1], got values from {low:g} to {high:g}: pass probabilities")
+    stated, order = stated.sort()
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1].to(stated.device)
+    ends = torch.searchsorted(stated, edges, right=True).tolist()
+    # n_b (accuracy_b - confidence_b) is a plain sum over the bin; sums of slices are reproducible on every device.
+    gaps = [gap.sum().abs() for gap in (right[order].double() - stated).tensor_split(ends)]
+    return float(torch.stack(gaps).sum()) / len(stated)
+
+
+def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
+    """Negatives and positives at or above each distinct score, highest first, after a leading (0, 0)."""
+    low, high = _pair_of_scores(negative, positive)
+    scores, order = torch.cat([low, high]).sort(descending=True)
+    last = _last_of_ties(scores).nonzero().flatten()
+    tp = (order >= len(low)).cumsum(0)[last]
+    fp = last + 1 - tp
+    return torch.nn.functional.pad(fp, (1, 0)), torch.nn.functional.pad(tp, (1, 0))
+
+
+def _last_of_ties(ordered: Tensor) -> Tensor:
+    """Where a run of equal values ends."""
+    last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
+    torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
+    return last
+
+
+def _pair_of_scores(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
+    low = as_scores(negative, "negative").flatten()
+    return low, as_scores(positive, "positive").flatten().to(low.device)
+
+
+def _scores_and_correct(scores: Values, correct: Values, name: str) -> tuple[Tensor, Tensor]:
+    values, right = as_scores(scores, name), as_scores(correct, "correct")
+    if values.shape != right.shape:
+        raise ValueError(
+            f"{name} and correct must have one shape, got {tuple(values.shape)} and {tuple(right.shape)}: "
+            "give one score and one answer an input"
+        )
+    binary = (right == 0) | (right == 1)
+    if not binary.all():
+        odd = float(right[~binary][0])
+        raise ValueError(f"correct must hold booleans, or 0 and 1, got {odd:g}: pass prediction == label")
+    return values.flatten(), right.flatten().bool().to(values.device)
+
+
+def as_scores(values: Values, name: str) -> Tensor:
+    """`values` as a float64 tensor, without gradient; ValueError when it is empty or holds NaN.
+
+    Args:
+        values: anything that `torch.as_tensor` takes.
+        name: what to call it in the error.
+
+    Example:
+        >>> as_scores([1, 2], "negative")
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    if isinstance(values, np.ndarray):
+        # A copy: torch warns of read-only arrays and refuses negative strides.
+        values = np.array(values, dtype=np.float64)
+    elif isinstance(values, Tensor):
+        # Apple's GPUs have no float64.
+        values = values.detach().cpu() if values.device.type == "mps" else values.detach()
+    scores = torch.as_tensor(values, dtype=torch.float64)
+    if scores.numel() == 0:
+        raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): at least one value is needed")
+    missing = int(scores.isnan().sum())
+    if missing:
+        raise ValueError(f"{name} holds {missing} NaN among {scores.numel()} values, which cannot be ranked")
+    return scores

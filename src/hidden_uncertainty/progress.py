@@ -1,0 +1,189 @@
+"""Progress of long operations, drawn on stderr when a person watches and silent otherwise.
+
+All bars of a process, nested or in several threads, are rows of one shared display, which appears with the first
+and is erased with the last.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+_console = Console(stderr=True)
+# Re-entrant: the garbage collector may close an abandoned bar while its thread opens another.
+_lock = threading.RLock()
+_display: Progress | None = None
+
+
+class Task:
+    """One row of the display, or nothing visible at all; made by `task`.
+
+    Args:
+        description: what is going on.
+        total: steps to go, None when unknown.
+    """
+
+    def __init__(self, description: str, total: int | None = None) -> None:
+        self.description = description
+        self.total = total
+        self.completed = 0
+        self._info: dict[str, float | str] = {}
+        self._row: tuple[Progress, TaskID] | None = None
+
+    def advance(self, n: int = 1, **info: float | str) -> None:
+        """Record `n` more steps, and what to show beside them.
+
+        Args:
+            n: steps done since the last call.
+            info: named values such as `likelihood=-3.2`; each stays until it is given again. Formatted only when shown.
+        """
+        self.completed += n
+        self._info.update(info)
+        if self._row is not None:
+            display, row = self._row
+            display.update(row, advance=n, info=_text(self._info))
+
+
+@contextmanager
+def task(description: str, total: int | None = None, *, enabled: bool | None = None) -> Iterator[Task]:
+    """Show one bar for the length of a `with` block; whatever ends the block, the terminal is left as it was.
+
+    Args:
+        description: what is going on.
+        total: steps to go, None when unknown.
+        enabled: None shows the bar when stderr is a terminal, in the first process of several; False never; True
+            always, and where no bar can be drawn says one line at the end.
+
+    Example:
+        >>> with task("mixture", total=3) as bar:
+        ...     for step in range(3):
+        ...         bar.advance(likelihood=-1.0 / (step + 1))
+        >>> bar.completed
+        3
+    """
+    bar = Task(description, total)
+    drawable = _console.is_interactive
+    if enabled is None:
+        enabled = drawable and _first_process()
+    if not enabled:
+        yield bar
+        return
+    start = time.monotonic()
+    if drawable:
+        bar._row = _open(bar)
+    try:
+        yield bar
+    finally:
+        if bar._row is not None:
+            display, row = bar._row
+            bar._row = None
+            _close(display, row)
+        else:
+            steps = str(bar.completed) if total is None else f"{bar.completed}/{total}"
+            _print(f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip())
+
+
+def track(
+    items: Iterable[T], description: str, *, total: int | None = None, enabled: bool | None = None
+) -> Iterator[T]:
+    """Iterate over `items` behind a bar.
+
+    Args:
+        items: anything iterable.
+        description: what is going on.
+        total: how many items there are; `len(items)` when it has one.
+        enabled: as for `task`.
+
+    Example:
+        >>> sum(track([1, 2, 3], "adding"))
+        6
+    """
+    if total is None:
+        total = _length(items)
+    with task(description, total, enabled=enabled) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+def say(message: str) -> None:
+    """Write one line to stderr, above any bars; of several processes only the first speaks.
+
+    Args:
+        message: plain text, never read as markup.
+
+    Example:
+        >>> say("task inferred from outputs of shape (n, 10): classification")
+    """
+    if _first_process():
+        _print(message)
+
+
+def _print(message: str) -> None:
+    _console.print(message, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _first_process() -> bool:
+    # torchrun gives every process its RANK; their bars would overwrite each other.
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _length(items: Iterable[object]) -> int | None:
+    try:
+        return len(items)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # what a DataLoader over a stream raises
+        return None
+
+
+def _text(info: dict[str, float | str]) -> str:
+    return "  ".join(
+        f"{name} {value if isinstance(value, str) else format(value, '.4g')}" for name, value in info.items()
+    )
+
+
+def _open(bar: Task) -> tuple[Progress, TaskID]:
+    global _display
+    with _lock:
+        if _display is None:
+            display = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                TextColumn("{task.fields[info]}", markup=False, style="dim"),
+                console=_console,
+                transient=True,
+                # Redirection sends what the program prints to stdout to stderr, also when stdout is a file.
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            display.start()
+            _display = display
+        return _display, _display.add_task(bar.description, total=bar.total, info="")
+
+
+def _close(display: Progress, row: TaskID) -> None:
+    with _lock:
+        display.remove_task(row)
+        if not display.tasks:
+            _stop()
+
+
+@atexit.register
+def _stop() -> None:
+    """Erase the display and show the cursor again; at exit for a bar that was never closed."""
+    global _display
+    with _lock:
+        display, _display = _display, None
+        if display is not None:
+            display.stop()
