@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -23,9 +25,14 @@ def blobs(n: int, seed: int, spread: float = 0.5) -> tuple[torch.Tensor, torch.T
     return centres[y] + spread * torch.randn(n, 2, generator=generator), y
 
 
+@pytest.fixture
+def trained(trained_once) -> nn.Module:
+    """The network above, trained; a copy for each test."""
+    return copy.deepcopy(trained_once)
+
+
 @pytest.fixture(scope="session")
-def trained() -> nn.Module:
-    """The network above, trained."""
+def trained_once() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Net()

@@ -1,0 +1,228 @@
+"""Train, fit and measure: everything that the demonstration shows, as numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import metrics
+from ..datasets import Digits, Split, add_noise, digits, flip, rotate
+from ..estimator import LatentDensity
+from ..layers import layers
+from ..nets import DigitsNet, train
+from .scores import Scored, Scorer, most_surprising, pool
+
+LEFT_OUT = (8, 9)
+KEPT = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the demonstration measures; the density is the library's default.
+
+    Args:
+        seed: of the split, the network and the noise.
+        epochs: of training.
+        layers: whose densities are fitted, shallow to deep.
+        layer: the one whose scores lead.
+        max_dim: wider layers are reduced to this many dimensions.
+        false_alarm: share of familiar inputs that may be called surprising.
+        degrees: of rotation.
+        deviations: of noise.
+
+    Example:
+        >>> Settings(seed=1).quick().seed
+        1
+    """
+
+    seed: int = 0
+    epochs: int = 20
+    layers: tuple[str, ...] = ("conv1", "conv2", "conv3", "hidden", "output")
+    layer: str = "hidden"
+    max_dim: int = 256
+    false_alarm: float = 0.05
+    degrees: tuple[int, ...] = tuple(range(0, 181, 15))
+    deviations: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+    def quick(self) -> Settings:
+        """A rough version that takes a few seconds."""
+        return replace(self, epochs=5, max_dim=32, degrees=(0, 45, 90), deviations=(0.3,))
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """What was measured, and what it was measured on.
+
+    Args:
+        settings: as asked for.
+        numbers: everything, ready for JSON.
+        threshold: of the leading layer's epistemic uncertainty.
+        test: test digits as they are.
+        left_out: digits of the classes left out.
+        rotated: test digits by angle.
+        noisy: test digits by the noise's standard deviation.
+    """
+
+    settings: Settings
+    numbers: dict[str, Any]
+    threshold: float
+    test: Scored
+    left_out: Scored
+    rotated: Mapping[int, Scored]
+    noisy: Mapping[float, Scored]
+
+
+def measure(settings: Settings, *, progress: bool | None = None) -> Study:
+    """Train a network on some digits, fit densities to its layers, and score what it does and does not know.
+
+    Torch works with one thread meanwhile: the matrices are too small to share, and the numbers then do not depend on
+    how many cores there are.
+
+    Args:
+        settings: what to do.
+        progress: show bars; None shows them on a terminal.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # beside other work on two cores, two threads took 140 s and one 18 s
+    try:
+        return _measure(settings, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(settings: Settings, progress: bool | None) -> Study:
+    seconds: dict[str, float] = {}
+    data = digits(left_out=LEFT_OUT, seed=settings.seed)
+    with _timed(seconds, "training"):
+        network = DigitsNet(10 - len(LEFT_OUT), seed=settings.seed)
+        images, labels = data.train.images, data.train.labels
+        train(network, images, labels, epochs=settings.epochs, seed=settings.seed, progress=progress)
+    with _timed(seconds, "fitting"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        detector = LatentDensity(
+            network,
+            settings.layers,
+            max_dim=settings.max_dim,
+            combine=settings.layer,
+            task="classification",
+            progress=progress,
+        )
+        detector.fit(data.train.batches(), calibration=data.calibration.batches())
+        threshold = detector.threshold(settings.false_alarm)
+    with _timed(seconds, "scoring"):
+        score = Scorer(detector, data.calibration)
+        digit = data.test.images
+
+        def changed(images: Tensor) -> Scored:
+            return score(Split(images, data.test.labels))
+
+        test, left_out, seen = score(data.test), score(data.left_out), score(data.train)
+        rotated = {angle: changed(rotate(digit, angle)) for angle in settings.degrees}
+        noisy = {sigma: changed(add_noise(digit, sigma, seed=settings.seed)) for sigma in settings.deviations}
+        flipped = {side: changed(flip(digit, side)) for side in ("horizontal", "vertical")}
+
+    rate = settings.false_alarm
+    numbers = {
+        "seed": settings.seed,
+        "layer": settings.layer,
+        "data": _sizes(data),
+        "dimensions": _dimensions(network, digit, settings),
+        "accuracy": {"train": _share(seen.correct), "test": _share(test.correct)},
+        "false_alarm": {
+            "asked": rate,
+            "seen": _surprising(test, rate),
+            "threshold": {name: fitted.threshold(rate) for name, fitted in score.calibration.items()},
+        },
+        "rotation": [{"degrees": angle, **_against(test, some, rate)} for angle, some in rotated.items()],
+        "noise": [{"deviation": sigma, **_against(test, some, rate)} for sigma, some in noisy.items()],
+        "flip": [{"direction": side, **_against(test, some, rate)} for side, some in flipped.items()],
+        "left_out": _against(test, left_out, rate),
+        "rejection": {"test": _rejection([test]), "rotated": _rejection(list(rotated.values()))},
+        "most_surprising": {"test": _list(test), "left_out": _list(left_out)},
+        "warnings": [str(warning.message) for warning in caught],
+        "versions": {name: version(name) for name in ("hidden-uncertainty", "torch", "numpy", "scikit-learn")},
+        "machine": _machine(),
+        "seconds": seconds,
+    }
+    return Study(settings, numbers, threshold, test, left_out, rotated, noisy)
+
+
+def _against(known: Scored, changed: Scored, rate: float) -> dict[str, Any]:
+    """How right the network is about changed inputs, and how well each score tells them from known ones."""
+    return {
+        "inputs": len(changed.data),
+        "accuracy": _share(changed.correct),
+        "surprising": _surprising(changed, rate),
+        "mean_p_value": {name: float(values.double().mean()) for name, values in changed.p_value.items()},
+        "auroc": {name: metrics.auroc(known.scores[name], values) for name, values in changed.scores.items()},
+    }
+
+
+def _surprising(scored: Scored, rate: float) -> dict[str, float]:
+    return {name: _share(values <= rate) for name, values in scored.p_value.items()}
+
+
+def _rejection(parts: Sequence[Scored]) -> dict[str, Any]:
+    """The accuracy of what is kept when the most uncertain are dropped."""
+    found = {}
+    for name, (uncertainty, correct) in pool(parts).items():
+        _, accuracy = metrics.accuracy_rejection(uncertainty, correct)
+        kept = {f"{share:.0%}": float(accuracy[round(share * len(accuracy)) - 1]) for share in KEPT}
+        found[name] = {"aurc": metrics.aurc(uncertainty, correct), "accuracy_of_kept": kept}
+    return found
+
+
+def _list(scored: Scored) -> list[dict[str, Any]]:
+    """The most surprising inputs; positions are those in the split that `digits` gives for this seed."""
+    u = scored.uncertainty
+    assert u.p_value is not None
+    return [
+        {
+            "position": i,
+            "label": int(scored.data.labels[i]),
+            "prediction": int(u.prediction[i]),
+            "epistemic": float(u.epistemic[i]),
+            "p_value": float(u.p_value[i]),
+        }
+        for i in most_surprising(scored, 10)
+    ]
+
+
+def _sizes(data: Digits) -> dict[str, Any]:
+    parts = {"train": data.train, "calibration": data.calibration, "test": data.test, "left_out": data.left_out}
+    return {"classes_left_out": list(LEFT_OUT), **{name: len(part) for name, part in parts.items()}}
+
+
+def _dimensions(network: DigitsNet, images: Tensor, settings: Settings) -> dict[str, dict[str, int]]:
+    tree = layers(network, images, show=False)
+    widths = {name: tree[name].width or 0 for name in settings.layers}
+    return {name: {"layer": width, "kept": min(width, settings.max_dim)} for name, width in widths.items()}
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _share(mask: Tensor) -> float:
+    return int(mask.sum()) / len(mask)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start

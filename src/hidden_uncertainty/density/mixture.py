@@ -1,0 +1,231 @@
+"""One Gaussian mixture a class: the density that the paper uses for classification."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from .._pca import full_precision
+from ._classes import ClassFit, fit_classes
+from ._em import Covariance, Options, distances, factor_shape, log_scale, whiten_means
+from ._shrinkage import Shrinkage
+from .base import Density
+
+OPTIONS = (
+    "components",
+    "covariance",
+    "shrinkage",
+    "ridge",
+    "tol",
+    "max_iter",
+    "restarts",
+    "min_samples",
+    "dtype",
+    "seed",
+)
+BUFFERS = ("classes", "center", "log_weight", "mean", "factor", "log_scale", "bias")
+
+
+class GaussianMixture(Density):
+    r"""One Gaussian mixture a class, fitted by expectation-maximisation.
+
+    .. math:: p(z \mid y) = \sum_k w_{yk}\, \mathcal N(z \mid \mu_{yk}, \Sigma_{yk})
+
+    `tol` and `max_iter` mean what they mean in scikit-learn's class of this name and have its defaults, and so do
+    `ridge` (there `reg_covar`) and `restarts` (`n_init`). The paper's setting is
+    `GaussianMixture(components=5, shrinkage=None)`.
+
+    A class with fewer than `min_samples` samples a component gets fewer components; one with fewer than `min_samples`
+    in all gets a single Gaussian, its covariance shrunk towards the one pooled over all classes as if d samples had
+    come with that. A warning names these classes.
+
+    Args:
+        components: Gaussians a class.
+        covariance: `"full"`, `"tied"` (one a class, shared by its components), `"diag"` or `"spherical"`.
+        shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
+            `"auto"` is Ledoit-Wolf for full and tied covariances, none for the others, which need none.
+        ridge: added to the diagonal of every covariance.
+        tol: EM stops when the mean log-likelihood of a class changes by less.
+        max_iter: EM steps at most.
+        restarts: starts tried for each class; the likeliest result is kept.
+        min_samples: samples that a component must have.
+        dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too nearly
+            singular for float32 is fitted in float64 all the same, and stored in `dtype`.
+        seed: decides the starts.
+
+    Example:
+        >>> y = torch.arange(600) % 3
+        >>> z = torch.randn(600, 4, generator=torch.Generator().manual_seed(0)) + 5 * y[:, None]
+        >>> density = GaussianMixture(components=2).fit(z, y)       # z (n, d), y (n,)
+        >>> density.log_prob(z, support=density.classes).shape      # one column a support point, here a class
+        torch.Size([600, 3])
+    """
+
+    classes: Tensor  # (C,)
+    center: Tensor  # subtracted from z before products, which keeps their digits (d,)
+    log_weight: Tensor  # (C, k), -inf where a class has fewer components
+    mean: Tensor  # (C, k, d)
+    factor: Tensor  # W with Σ⁻¹ = W Wᵀ: (C, k, d, d), (C, d, d), (C, k, d) or (C, k)
+    log_scale: Tensor  # (C, k)
+    bias: Tensor  # (μ - center) W, (C, k, d)
+
+    def __init__(
+        self,
+        components: int = 5,
+        *,
+        covariance: Covariance = "full",
+        shrinkage: Shrinkage | Literal["auto"] | None = "auto",
+        ridge: float = 1e-6,
+        tol: float = 1e-3,
+        max_iter: int = 100,
+        restarts: int = 1,
+        min_samples: int = 10,
+        dtype: Literal["float32", "float64"] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _check_options(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        if covariance not in get_args(Covariance):
+            raise ValueError(f"covariance must be one of {get_args(Covariance)}, not {covariance!r}.")
+        if shrinkage not in (None, "auto", *get_args(Shrinkage)):
+            raise ValueError(f"shrinkage must be 'auto', one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
+        if shrinkage in get_args(Shrinkage) and covariance in ("diag", "spherical"):
+            raise ValueError(f"shrinkage={shrinkage!r} is for full and tied covariances; {covariance!r} needs none.")
+        if dtype not in (None, "float32", "float64"):
+            raise ValueError(f"dtype must be 'float32', 'float64' or None, not {dtype!r}.")
+        if not ridge >= 0:
+            raise ValueError(f"ridge must be zero or more, not {ridge}.")
+        self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
+        self.ridge, self.tol, self.max_iter, self.restarts = ridge, tol, max_iter, restarts
+        self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
+        for name in BUFFERS:
+            self.register_buffer(name, None)
+
+    def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
+        """Fit a mixture to the rows of z (n, d) of each class in y (n,).
+
+        Args:
+            z: activations.
+            y: the class of each, as integers.
+            progress: show a bar; None shows it on a terminal.
+        """
+        z, y = _check_data(z, y)
+        if self.dtype is not None:
+            z = z.to(getattr(torch, self.dtype))
+        shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
+        if self.shrinkage == "auto" and self.covariance in ("full", "tied"):
+            shrinkage = "ledoit-wolf"
+        with full_precision(z.device):
+            fit = fit_classes(
+                z,
+                y,
+                self.components,
+                Options(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter),
+                restarts=self.restarts,
+                min_samples=self.min_samples,
+                seed=self.seed,
+                progress=progress,
+            )
+        log_weight, mean, factor = fit.mixtures
+        self.classes, self.center, self.log_weight, self.factor = fit.classes, fit.center, log_weight, factor
+        self.log_scale = log_scale(fit.mixtures, self.covariance)
+        self.bias = whiten_means(mean - fit.center.double(), factor.double(), self.covariance).to(z.dtype)
+        self.mean = mean.to(z.dtype)
+        self._warn(fit)
+        return self
+
+    def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
+        """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
+        if self.mean is None:
+            raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
+        if z.dim() != 2 or z.shape[1] != self.mean.shape[-1]:
+            raise ValueError(f"expected z of shape (n, {self.mean.shape[-1]}), as fitted, not {tuple(z.shape)}.")
+        x = (_saturate(z, self.mean.dtype) - self.center)[None]
+        factor, bias, scale = self.factor, self.bias, self.log_scale
+        if support is not self.classes and not torch.equal(support, self.classes):
+            rows = self._rows(support)
+            factor, bias, scale = factor[rows], bias[rows], scale[rows]
+        with full_precision(x.device):
+            squares = distances(x, factor, bias, self.covariance)  # (m, n, k)
+        squares = squares.clamp(max=torch.finfo(squares.dtype).max / 8)
+        return (scale[:, None] - 0.5 * squares).logsumexp(-1).mT
+
+    def _rows(self, support: Tensor) -> Tensor:
+        match = support[:, None] == self.classes
+        if not bool(match.any(1).all()):
+            missing = support[~match.any(1)].tolist()
+            raise ValueError(f"no density was fitted for class {missing}; fitted: {self.classes.tolist()}.")
+        return match.long().argmax(1)
+
+    def _warn(self, fit: ClassFit) -> None:
+        if fit.fallbacks:
+            shown, rest = fit.fallbacks[:5], len(fit.fallbacks) - 5
+            text = "; ".join(shown) + (f"; and {rest} more classes" if rest > 0 else "")
+            warnings.warn(f"{text}. More data, or fewer components, would help.", stacklevel=3)
+        late = int((~fit.converged).sum())
+        if late:
+            warnings.warn(
+                f"{late} of {len(fit.converged)} classes did not converge in max_iter={self.max_iter} steps: "
+                "raise max_iter or tol, or use fewer components.",
+                stacklevel=3,
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The arguments, and the shapes of what was fitted."""
+        fitted = None
+        if self.mean is not None:
+            classes, components, dim = self.mean.shape
+            dtype = str(self.mean.dtype).removeprefix("torch.")
+            fitted = {"classes": classes, "components": components, "dim": dim, "dtype": dtype}
+        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The mixture that `config` describes, with zeros where the fitted tensors go."""
+        fitted = config["fitted"]
+        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
+        if fitted is not None:
+            classes, k, dim = fitted["classes"], fitted["components"], fitted["dim"]
+            dtype = getattr(torch, fitted["dtype"])
+            density.classes = torch.zeros(classes, dtype=torch.long)
+            density.center = torch.zeros(dim, dtype=dtype)
+            for name in ("log_weight", "log_scale"):  # a tensor each: loading fills them in place
+                setattr(density, name, torch.zeros(classes, k, dtype=dtype))
+            for name in ("mean", "bias"):
+                setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype))
+            density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype)
+        return density
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the density."""
+        return f"components={self.components}, covariance={self.covariance!r}, shrinkage={self.shrinkage!r}"
+
+
+def _check_options(**counts: int) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _check_data(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if z.dim() != 2 or y.dim() != 1 or len(z) != len(y):
+        raise ValueError(f"expected z (n, d) and y (n,) of one length, not {tuple(z.shape)} and {tuple(y.shape)}.")
+    if len(z) < 2:
+        raise ValueError(f"a density needs at least 2 samples, not {len(z)}.")
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise TypeError(f"expected classes as integers in y, not {y.dtype}.")
+    if not bool(z.isfinite().all()):
+        bad = int((~z.isfinite()).any(1).sum())
+        raise ValueError(f"{bad} of {len(z)} rows of z hold NaN or infinity: leave them out, or find out why.")
+    z = z.detach()
+    return (z if z.dtype == torch.float64 else z.float()), y.to(z.device).long()
+
+
+def _saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pull rows whose squares would overflow in dtype back along their ray, so that scores stop growing there."""
+    z = z.to(torch.promote_types(z.dtype, dtype))
+    limit = torch.finfo(dtype).max ** 0.45
+    return (z * (limit / z.abs().amax(-1, keepdim=True)).clamp(max=1)).to(dtype)

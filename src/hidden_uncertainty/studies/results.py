@@ -1,0 +1,117 @@
+"""A result is a file: numbers, and everything needed to make them again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
+
+
+@dataclass
+class Study:
+    """What a study found.
+
+    Args:
+        name: of the study, and of its file.
+        rows: flat objects: what each is about, `method`, `metric`, `mean`, `std`, `n`.
+        seeds: of the repetitions.
+        data: a digest of each data set used.
+        seconds: how long it took.
+        settings: choices that were fixed before anything was measured.
+    """
+
+    name: str
+    rows: list[dict[str, Any]]
+    seeds: Sequence[int]
+    data: Mapping[str, str]
+    seconds: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: str | os.PathLike[str], command: str) -> Path:
+        """Write `NAME.json`, whole or not at all, with the commit, hardware and versions it was made with."""
+        content = {
+            "name": self.name,
+            "command": command,
+            "commit": _commit(),
+            "hardware": hardware(),
+            "versions": versions(),
+            "data": dict(self.data),
+            "seeds": list(self.seeds),
+            "seconds": round(self.seconds, 1),
+            "settings": dict(self.settings),
+            "rows": self.rows,
+        }
+        path = Path(folder) / f"{self.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+        return path
+
+
+def summarise(values: Sequence[float], **about: Any) -> dict[str, Any]:
+    """A row: mean and deviation over repetitions.
+
+    Example:
+        >>> summarise([0.9, 1.0], method="mixture", metric="auroc")
+        {'method': 'mixture', 'metric': 'auroc', 'mean': 0.95, 'std': 0.0707, 'n': 2}
+    """
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return {**about, "mean": round(fmean(values), 4), "std": round(spread, 4), "n": len(values)}
+
+
+def digest(*tensors: Tensor) -> str:
+    """sha256 of the bytes of tensors.
+
+    Example:
+        >>> digest(torch.zeros(3))[:8]
+        '15ec7bf0'
+    """
+    total = sha256()
+    for tensor in tensors:
+        total.update(tensor.contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of this package and of those whose numbers it builds on."""
+    from hidden_uncertainty import __version__
+
+    own = {"python": platform.python_version(), "hidden-uncertainty": __version__}
+    return own | {name: version(name) for name in PACKAGES}
+
+
+def hardware() -> str:
+    """The machine, in words: processor, cores, and the GPU where there is one."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{gpu}"
+
+
+def _commit() -> str | None:
+    """The commit that the package's working tree is at, read from its .git; None when it is installed elsewhere."""
+    for folder in Path(__file__).resolve().parents:
+        head = folder / ".git" / "HEAD"
+        if head.is_file():
+            text = head.read_text().strip()
+            if not text.startswith("ref: "):
+                return text
+            reference = folder / ".git" / text.removeprefix("ref: ")
+            return reference.read_text().strip() if reference.is_file() else None
+    return None

@@ -1,0 +1,187 @@
+"""What every density keeps to. A new one is added with a line in DENSITIES."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hidden_uncertainty.density import KINDS, Density, GaussianMixture
+
+Data = tuple[Tensor, Tensor, Tensor]  # z (n, d), y (n,), support (m,)
+
+
+def classes() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 3, (240,), generator=generator)
+    z = torch.randn(240, 5, generator=generator) + 3 * torch.randn(3, 5, generator=generator)[y]
+    return z, y, torch.arange(3)
+
+
+DENSITIES: dict[str, tuple[Callable[[int], Density], Callable[[], Data]]] = {
+    "full": (lambda seed: GaussianMixture(3, seed=seed), classes),
+    "tied": (lambda seed: GaussianMixture(3, covariance="tied", seed=seed), classes),
+    "diag": (lambda seed: GaussianMixture(3, covariance="diag", seed=seed), classes),
+    "spherical": (lambda seed: GaussianMixture(3, covariance="spherical", seed=seed), classes),
+    "full, double": (lambda seed: GaussianMixture(2, dtype="float64", seed=seed), classes),
+}
+
+
+class Case:
+    """A density, unfitted and fitted, and what it was fitted to."""
+
+    def __init__(self, name: str) -> None:
+        self.build, data = DENSITIES[name]
+        self.z, self.y, self.support = data()
+        self.fitted = self.build(0).fit(self.z, self.y)
+
+    def score(self, density: Density) -> Tensor:
+        return density.log_prob(self.z, self.support)
+
+
+@pytest.fixture(params=DENSITIES, scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+def same(one: Density, other: Density) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
+    )
+
+
+def test_every_kind_that_can_be_saved_is_here() -> None:
+    assert {type(build(0)) for build, _ in DENSITIES.values()} == set(KINDS.values())
+    assert all(kind.__name__ == name for name, kind in KINDS.items())
+
+
+def test_fit_returns_the_density(case: Case) -> None:
+    density = case.build(0)
+    assert density.fit(case.z, case.y) is density
+
+
+def test_one_column_a_support_point_in_the_order_asked(case: Case) -> None:
+    whole = case.score(case.fitted)
+    assert whole.shape == (len(case.z), len(case.support))
+    assert whole.isfinite().all()
+    order = torch.arange(len(case.support)).flip(0)
+    for columns in (order, order[:1], torch.cat([order, order[:2]])):
+        torch.testing.assert_close(
+            case.fitted.log_prob(case.z, case.support[columns]), whole[:, columns], rtol=1e-5, atol=1e-5
+        )
+
+
+def test_own_class_is_likelier_than_others(case: Case) -> None:
+    own = case.score(case.fitted)[case.y[:, None] == case.support]
+    others = case.score(case.fitted)[case.y[:, None] != case.support]
+    assert own.mean() > others.mean() + 1
+
+
+def test_rows_are_scored_alone_as_together(case: Case) -> None:
+    whole = case.score(case.fitted)
+    for size in (1, 7):
+        parts = [case.fitted.log_prob(part, case.support) for part in case.z[:35].split(size)]
+        torch.testing.assert_close(torch.cat(parts), whole[:35], rtol=1e-5, atol=1e-5)
+    assert case.fitted.log_prob(case.z[:0], case.support).shape == (0, len(case.support))
+
+
+def test_same_seed_same_bits(case: Case) -> None:
+    again = case.build(0).fit(case.z, case.y)
+    assert same(again, case.fitted)
+    assert torch.equal(case.score(again), case.score(case.fitted))
+
+
+def test_fitting_again_forgets(case: Case) -> None:
+    density = case.build(0).fit(2 * case.z + 1, case.y)
+    assert same(density.fit(case.z, case.y), case.fitted)
+
+
+def test_leaves_the_global_random_states_and_its_inputs_alone(case: Case) -> None:
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    z, y, support = case.z.clone(), case.y.clone(), case.support.clone()
+    case.build(1).fit(z, y).log_prob(z, support)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)  # type: ignore[index]
+    assert torch.equal(z, case.z)
+    assert torch.equal(y, case.y)
+    assert torch.equal(support, case.support)
+
+
+def test_a_copy_is_independent(case: Case) -> None:
+    before = copy.deepcopy(case.fitted.state_dict())
+    twin = copy.deepcopy(case.fitted)
+    assert same(twin, case.fitted)
+    twin.fit(3 * case.z, case.y)
+    assert not torch.equal(case.score(twin), case.score(case.fitted))
+    for name, value in case.fitted.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_rebuilt_from_its_configuration_and_tensors(case: Case, fitted: bool) -> None:
+    density = case.fitted if fitted else case.build(0)
+    config = json.loads(json.dumps(density.config()))
+    assert config == density.config()
+    rebuilt = type(density).from_config(config)
+    assert rebuilt.config() == config
+    rebuilt.load_state_dict(density.state_dict(), strict=True)
+    assert same(rebuilt, density)
+    if fitted:
+        assert torch.equal(case.score(rebuilt), case.score(density))
+    assert same(rebuilt.fit(case.z, case.y), case.fitted)
+
+
+def test_no_gradients_of_its_own(case: Case) -> None:
+    density = case.build(0).fit(case.z.clone().requires_grad_(), case.y)
+    assert not any(tensor.requires_grad for tensor in [*density.buffers(), case.score(density)])
+    copy.deepcopy(density)
+
+
+def test_casts_with_its_buffers(case: Case) -> None:
+    expected = case.score(case.fitted).double()
+    double = case.score(copy.deepcopy(case.fitted).double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double, expected, rtol=1e-4, atol=1e-3)
+    single = case.score(copy.deepcopy(case.fitted).float())
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_features_of_any_precision(case: Case, dtype: torch.dtype) -> None:
+    z = case.z.to(dtype)
+    scores = case.fitted.log_prob(z, case.support)
+    assert scores.dtype == case.score(case.fitted).dtype
+    torch.testing.assert_close(scores, case.fitted.log_prob(z.float(), case.support), rtol=1e-5, atol=1e-5)
+    assert case.score(case.build(0).fit(z, case.y)).isfinite().all()
+
+
+def test_autocast_changes_nothing(case: Case) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(case.build(0).fit(case.z, case.y), case.fitted)
+        scores = case.score(case.fitted)
+    assert torch.equal(scores, case.score(case.fitted))
+
+
+@pytest.mark.parametrize("size", [1e4, 1e20, 3e38, 1e300])
+def test_finite_however_far(case: Case, size: float) -> None:
+    z = size * torch.tensor([[1.0, 0, 0, 0, 0], [-1, 1, -1, 1, -1], [1, 1e-3, 1, 0, 1]], dtype=torch.float64)
+    scores = case.fitted.log_prob(z, case.support)
+    assert scores.isfinite().all()
+    assert scores.max() < case.score(case.fitted).min()
+
+
+def test_unfitted(case: Case) -> None:
+    with pytest.raises(RuntimeError, match=r"not fitted: call fit\(z, y\) first"):
+        case.score(case.build(0))
+
+
+def test_features_of_another_width(case: Case) -> None:
+    with pytest.raises(ValueError, match=r"\(n, 5\), as fitted, not \(240, 4\)"):
+        case.fitted.log_prob(case.z[:, :4], case.support)

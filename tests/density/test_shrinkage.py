@@ -1,0 +1,168 @@
+"""Shrinkage against scikit-learn's, and its limits."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.covariance import ledoit_wolf, oas
+from torch import Tensor
+
+from hidden_uncertainty.density._em import Options, fit_mixtures, maximise
+from hidden_uncertainty.density._shrinkage import Shrinkage, Target, find_target
+
+Array = NDArray[np.float64]
+KINDS: tuple[Shrinkage, ...] = get_args(Shrinkage)
+
+
+def rows(n: int, dim: int, seed: int = 0) -> Array:
+    random = np.random.default_rng(seed)
+    return random.standard_t(5, size=(n, dim)) @ random.normal(size=(dim, dim))
+
+
+def moments(x: Array) -> tuple[Tensor, Tensor, Tensor]:
+    """Covariance (d, d), count and fourth moment of one sample."""
+    centred = x - x.mean(0)
+    count, fourth = float(len(x)), float(((centred**2).sum(1) ** 2).sum())
+    return (
+        torch.from_numpy(centred.T @ centred / len(x)),
+        torch.tensor(count, dtype=torch.float64),
+        torch.tensor(fourth, dtype=torch.float64),
+    )
+
+
+def target_of(samples: list[Array], how: Shrinkage) -> tuple[Target, Tensor]:
+    """What one mixture with a component a sample is shrunk towards, and its covariances (1, k, d, d)."""
+    cov, count, fourth = (torch.stack(parts)[None] for parts in zip(*map(moments, samples), strict=True))
+    return find_target(cov, count, fourth, how), cov
+
+
+def reference(x: Array, how: Shrinkage) -> tuple[Array, float]:
+    return ledoit_wolf(x) if how == "ledoit-wolf" else oas(x)
+
+
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize(("n", "dim"), [(3, 5), (10, 40), (50, 20), (2000, 8), (5, 2)])
+def test_one_component_as_scikit_learn(how: Shrinkage, n: int, dim: int) -> None:
+    x = rows(n, dim)
+    target, cov = target_of([x], how)
+    expected, intensity = reference(x, how)
+    assert target.intensity.item() == pytest.approx(intensity, abs=1e-10)
+    np.testing.assert_allclose(
+        target.shrink(cov)[0, 0].numpy(), expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("covariance", ["full", "tied"])
+def test_one_component_of_a_fit_as_scikit_learn(how: Shrinkage, covariance: str) -> None:
+    x = rows(30, 12)
+    options = Options("full" if covariance == "full" else "tied", how, ridge=0)
+    ones = torch.ones(1, 30, dtype=torch.float64)
+    fit = fit_mixtures(torch.from_numpy(x)[None], ones, ones[..., None], options)
+    factor = fit.mixtures.factor.reshape(12, 12).numpy()
+    np.testing.assert_allclose(np.linalg.inv(factor @ factor.T), reference(x, how)[0], rtol=1e-8, atol=1e-8)
+
+
+@given(
+    how=st.sampled_from(KINDS),
+    n=st.lists(st.integers(3, 12), min_size=1, max_size=3),
+    dim=st.integers(2, 15),
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+)
+@settings(max_examples=60, deadline=None)
+def test_between_the_sample_and_the_identity(how: Shrinkage, n: list[int], dim: int, seed: int, scale: float) -> None:
+    samples = [scale * rows(size, dim, seed + i) for i, size in enumerate(n)]
+    target, cov = target_of(samples, how)
+    assert 0 <= target.intensity.item() <= 1
+    shrunk = target.shrink(cov)
+    weight = torch.tensor(n, dtype=torch.float64) / sum(n)
+    before, after = ((weight * c.diagonal(dim1=-2, dim2=-1).sum(-1)).sum() for c in (cov, shrunk))
+    torch.testing.assert_close(after, before)  # the variance stays, all in all
+    assert target.scale.item() == pytest.approx(before.item() / dim)
+    smallest = torch.linalg.eigvalsh(shrunk).amin()
+    assert smallest >= target.intensity.item() * target.scale.item() * (1 - 1e-6)
+    if max(n) <= dim:
+        assert smallest > 0
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_components_share_one_intensity(how: Shrinkage) -> None:
+    x = rows(20, 6)
+    alone, _ = target_of([x], how)
+    thrice, _ = target_of([x, x, x], how)
+    torch.testing.assert_close(thrice, alone)
+    mixed, _ = target_of([x, 2 * rows(200, 6, seed=1)], how)
+    assert mixed.intensity < alone.intensity  # the larger component knows more
+
+
+def test_ledoit_wolf_of_a_mixture_by_brute_force() -> None:
+    samples = [rows(n, 4, seed=n) for n in (5, 8, 13)]
+    scale = sum(np.trace(np.cov(x.T, bias=True)) * len(x) for x in samples) / 26 / 4
+    scatter = distance = 0.0
+    for x in samples:
+        cov = np.cov(x.T, bias=True)
+        scatter += len(x) * sum(((np.outer(r, r) - cov) ** 2).sum() for r in x - x.mean(0)) / len(x) ** 2
+        distance += len(x) * ((cov - scale * np.eye(4)) ** 2).sum()
+    target, _ = target_of(samples, "ledoit-wolf")
+    assert target.intensity.item() == pytest.approx(scatter / distance, rel=1e-10)
+    assert target.scale.item() == pytest.approx(scale)
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_each_mixture_of_a_stack_has_its_own(how: Shrinkage) -> None:
+    samples = [rows(n, 4, seed=n) for n in (5, 9, 300)]
+    single = [target_of([x], how)[0] for x in samples]
+    cov, count, fourth = (torch.stack(parts)[:, None] for parts in zip(*map(moments, samples), strict=True))
+    stacked = find_target(cov, count, fourth, how)
+    torch.testing.assert_close(stacked, Target(*(torch.cat(parts) for parts in zip(*single, strict=True))))
+
+
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 3.0])
+def test_a_multiple_of_the_identity_stays(how: Shrinkage, scale: float) -> None:
+    cov = scale * torch.eye(4, dtype=torch.float64)[None, None]
+    count = torch.full((1, 1), 7.0, dtype=torch.float64)
+    target = find_target(cov, count, 40 * scale**2 * count, how)
+    assert 0 <= target.intensity.item() <= 1
+    torch.testing.assert_close(target.shrink(cov), cov, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_a_single_row(how: Shrinkage) -> None:
+    target, cov = target_of([rows(1, 4)], how)
+    assert 0 <= target.intensity.item() <= 1
+    assert torch.equal(target.shrink(cov), torch.zeros(1, 1, 4, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_a_component_that_nothing_belongs_to_does_not_count(how: Shrinkage) -> None:
+    x = torch.from_numpy(rows(30, 5))[None]
+    start = torch.zeros(1, 30, 2, dtype=torch.float64)
+    start[..., 0] = 1
+    alone, both = (maximise(x, r, Options(shrinkage=how))[2] for r in (start[..., :1], start))
+    assert alone is not None
+    torch.testing.assert_close(both, alone)
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_the_target_is_found_at_the_start_and_held(how: Shrinkage) -> None:
+    x = torch.from_numpy(np.concatenate([rows(30, 5), rows(30, 5, seed=1) + 5]))[None]
+    start = torch.eye(2, dtype=torch.float64)[torch.arange(60) // 30][None]
+    first, _, target = maximise(x, start, Options(shrinkage=how))
+    other = torch.full_like(start, 0.5)
+    held, _, same = maximise(x, other, Options(shrinkage=how), target)
+    assert same is target
+    assert target is not None
+    expected = target.shrink(torch.from_numpy(np.cov(x[0].numpy().T, bias=True))[None, None])[0, 0]
+    factor = held.factor[0, 0]
+    torch.testing.assert_close(
+        torch.linalg.inv(factor @ factor.T), expected + 1e-6 * torch.eye(5), rtol=1e-7, atol=1e-9
+    )
+    assert not torch.equal(first.factor, held.factor)

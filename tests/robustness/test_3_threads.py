@@ -1,0 +1,58 @@
+"""Threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from hidden_uncertainty import GaussianMixture, LatentDensity
+from tried import tried
+
+
+@tried("eight threads scoring one detector", "each gets the answer it would get alone")
+def test_one_detector(trained, data, untouched):
+    untouched(trained)
+    detector = LatentDensity(trained, ["body", "hidden"]).fit(data["train"], calibration=data["unseen"])
+    parts = [x for x, _ in data["test"]] * 8
+    alone = [detector(x) for x in parts]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(detector, parts, timeout=60))
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.epistemic, other.epistemic)
+        torch.testing.assert_close(one.layers["body"].p_value, other.layers["body"].p_value)
+
+
+@tried("two detectors on one model in eight threads, one of them fitting", "right answers, no deadlock")
+def test_two_detectors(trained, data, untouched):
+    untouched(trained)
+    first = LatentDensity(trained, "body").fit(data["train"])
+    second = LatentDensity(trained, "hidden", GaussianMixture(1)).fit(data["train"])
+    expected = first.predict(data["test"]).epistemic, second.predict(data["test"]).epistemic
+
+    def work(number):
+        if number % 4 == 3:
+            again = LatentDensity(trained, "hidden", GaussianMixture(1)).fit(data["train"])
+            return again.predict(data["test"]).epistemic, expected[1]
+        detector, wanted = ((first, expected[0]), (second, expected[1]))[number % 2]
+        return detector.predict(data["test"]).epistemic, wanted
+
+    with ThreadPoolExecutor(8) as pool:
+        for found, wanted in pool.map(work, range(16), timeout=120):
+            torch.testing.assert_close(found, wanted)
+
+
+@tried("the user's own calls of the model meanwhile", "are neither captured nor changed")
+def test_own_calls(trained, data, untouched):
+    model = trained
+    untouched(model)
+    detector = LatentDensity(model, "hidden").fit(data["train"])
+    x = data["test"][0][0]
+    wanted = detector(x).epistemic
+    frozen = torch.nn.Sequential(model.body[0])
+    with torch.no_grad():
+        plain = frozen(data["far"])
+    with ThreadPoolExecutor(4) as pool:
+        mine = [pool.submit(detector, x) for _ in range(20)]
+        theirs = [pool.submit(frozen, data["far"]) for _ in range(20)]
+        assert all(torch.equal(future.result(60), plain) for future in theirs)
+        for future in mine:
+            torch.testing.assert_close(future.result(60).epistemic, wanted)

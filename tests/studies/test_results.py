@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hidden_uncertainty.studies import NAMES, load
+from hidden_uncertainty.studies.render import fill, render
+from hidden_uncertainty.studies.results import Study, digest, summarise
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_result_says_how_it_was_made(tmp_path):
+    rows = [summarise([0.5, 0.7, 0.9], method="m", metric="auroc", train="a", ood="b")]
+    path = Study("toy", rows, range(3), {"set": "abc"}, 1.25, {"layer": "x"}).write(tmp_path / "new", "a command")
+    result = json.loads(path.read_text())
+    assert result["rows"] == [
+        {"method": "m", "metric": "auroc", "train": "a", "ood": "b", "mean": 0.7, "std": 0.2, "n": 3}
+    ]
+    assert result["command"] == "a command" and result["seeds"] == [0, 1, 2] and result["seconds"] == 1.2
+    assert result["versions"]["torch"] and result["hardware"] and result["data"] == {"set": "abc"}
+    assert [file.name for file in path.parent.iterdir()] == ["toy.json"]
+
+
+def test_digests_tell_data_apart():
+    assert digest(torch.arange(4)) != digest(torch.arange(5)) and len(digest(torch.arange(4))) == 64
+
+
+def test_documents_are_filled_from_results(tmp_path):
+    rows = [{"train": "a", "ood": "b", "method": "m", "metric": "auroc", "mean": 0.9, "std": 0.0, "n": 1}]
+    Study("toy", rows, [0], {}, 1.0).write(tmp_path, "a command")
+    before = "text\n<!-- results:toy -->\nstale\n<!-- /results -->\nmore"
+    after = fill(before, tmp_path)
+    assert "| a | b | m | 0.900 ± 0.000 | 1 |" in after and "stale" not in after
+    assert after.startswith("text\n") and after.endswith("more") and fill(after, tmp_path) == after
+    with pytest.raises(FileNotFoundError, match="hidden-uncertainty reproduce other"):
+        fill("<!-- results:other -->\n<!-- /results -->", tmp_path)
+
+
+def test_the_readme_shows_the_committed_results():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- results:digits -->" in readme
+    assert fill(readme, ROOT / "results") == readme, "run python -m hidden_uncertainty.studies.render"
+
+
+def test_the_digits_study_runs_when_quick():
+    study = load("digits")(quick=True, progress=False)
+    found = {(row["method"], row["metric"]): row for row in study.rows if "mean" in row}
+    assert found["network", "accuracy"]["mean"] > 0.5 and found["mixture-default", "auroc"]["n"] == 1
+    assert all(0 <= row["mean"] <= 1 for (_, metric), row in found.items() if metric == "auroc")
+    assert render({"rows": study.rows, "command": "c", "seconds": 1, "hardware": "h"}).count("mixture") == 2
+
+
+def test_unknown_studies_are_named():
+    assert "digits" in NAMES
+    with pytest.raises(ValueError, match="there is no study 'table-9'; there are: digits"):
+        load("table-9")
