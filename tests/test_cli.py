@@ -71,3 +71,15 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
     assert result.exit_code == 2
     assert "is a file" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_reproduce_writes_a_result(tmp_path):
+    result = CliRunner().invoke(app, ["reproduce", "digits", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0 and "digits.json" in result.output
+    content = json.loads((tmp_path / "digits.json").read_text(encoding="utf-8"))
+    assert content["command"] == "hidden-uncertainty reproduce digits --quick" and content["seeds"] == [0]
+
+
+def test_reproduce_names_the_studies_there_are():
+    result = CliRunner().invoke(app, ["reproduce", "nothing"])
+    assert result.exit_code == 1 and "there is no study 'nothing'; there are: digits" in result.output

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from hidden_uncertainty import _pca
-from hidden_uncertainty._pca import Components, StreamingPCA, check_finite, full_precision
+from hidden_uncertainty._pca import Components, StreamingPCA, check_finite
 
 CPU = torch.device("cpu")
 
@@ -333,48 +332,6 @@ def test_a_generator_as_loader_is_an_error(monkeypatch):
         RuntimeError, match="pass 2 of 2 over x brought no samples: the loader must be iterable 2 times"
     ):
         pca.end_pass()
-
-
-def precision() -> tuple[str, list[str]]:
-    return torch.get_float32_matmul_precision(), _pca._precision()
-
-
-@pytest.mark.parametrize("value", ["highest", "high", "medium"])
-def test_full_precision_puts_the_setting_back(value):
-    torch.set_float32_matmul_precision(value)
-    try:
-        before = precision()
-        with full_precision(CPU), full_precision(CPU):
-            assert set(_pca._precision()) <= {"ieee", "highest"}
-        assert precision() == before
-        with pytest.raises(KeyError), full_precision(CPU):
-            raise KeyError
-        assert precision() == before
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-def test_full_precision_of_threads_that_overlap():
-    torch.set_float32_matmul_precision("high")
-    entered, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with full_precision(CPU):
-            entered.set()
-            leave.wait(20)
-
-    try:
-        before = precision()
-        thread = threading.Thread(target=stay)
-        with full_precision(CPU):
-            thread.start()
-            entered.wait(20)
-        assert set(_pca._precision()) <= {"ieee", "highest"}  # the other one still needs it
-        leave.set()
-        thread.join(20)
-        assert precision() == before
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def test_autocast_does_not_reach_the_products(mode):

@@ -1,6 +1,10 @@
 """Epistemic and aleatoric uncertainty for any trained PyTorch network, from the density of its hidden activations."""
 
-from . import metrics, plots
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from . import metrics
 from .calibration import Calibration
 from .density import Density, GaussianMixture
 from .estimator import LatentDensity
@@ -8,6 +12,9 @@ from .extract import Features
 from .layers import layers
 from .reduce import Reduce
 from .uncertainty import LayerScores, Uncertainty
+
+if TYPE_CHECKING:
+    from . import plots
 
 __version__ = "0.1.0"
 
@@ -24,3 +31,9 @@ __all__ = [
     "metrics",
     "plots",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "plots":  # matplotlib takes a second to import, and scoring needs none
+        return import_module(".plots", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

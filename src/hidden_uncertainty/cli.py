@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -20,7 +19,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hidden-uncertainty {installed('hidden-uncertainty')}")
+        from . import __version__
+
+        typer.echo(f"hidden-uncertainty {__version__}")
         raise typer.Exit
 
 
@@ -53,6 +54,28 @@ def demo(
         raise  # whoever read our output has gone: no error of ours
     except OSError as error:
         _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Which study: digits.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
+) -> None:
+    """Run a study on real data and write its result file."""
+    from .studies import load
+
+    try:
+        study = load(name)
+    except ValueError as error:
+        _stop(str(error))
+    options = f" --seeds {seeds}" * (seeds != 5) + " --quick" * quick
+    try:
+        path = study(seeds=range(seeds), quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
+    except OSError as error:
+        _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
+    typer.echo(f"written: {path}")
 
 
 def _stop(message: str) -> NoReturn:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Literal, Self
 
@@ -176,7 +177,8 @@ class LatentDensity:
                     f"layer {name!r} gives the same activations for all {len(y):,} inputs, so its density says nothing "
                     "about any. Choose another layer."
                 )
-            density = copy.deepcopy(self.densities[name]).fit(features.z[name], y, progress=self.progress)
+            with _layer_in_warnings(name):
+                density = copy.deepcopy(self.densities[name]).fit(features.z[name], y, progress=self.progress)
             part = LayerHead(features.reductions[name], density)
             if calibration is not None:
                 self._require(calibration)
@@ -329,6 +331,16 @@ class LatentDensity:
         missing = [name for name in self.layers if name not in features.z]
         if missing:
             raise ValueError(f"the features have no layer {missing}; they have {list(features.z)}.")
+
+
+@contextmanager
+def _layer_in_warnings(name: str) -> Iterator[None]:
+    """Say which layer a density warns about, to the caller of `fit`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        warnings.warn(f"layer {name!r}: {warning.message}", warning.category, stacklevel=4)
 
 
 def _layers(layers: str | Sequence[str] | Mapping[str, Reduce], default: Reduce) -> dict[str, Reduce]:

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ._pca import StreamingPCA, check_finite, full_precision
+from ._pca import StreamingPCA, check_finite
+from ._precision import full_precision
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
 

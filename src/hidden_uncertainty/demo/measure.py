@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ from ..datasets import Digits, Split, add_noise, digits, flip, rotate
 from ..estimator import LatentDensity
 from ..layers import layers
 from ..nets import DigitsNet, train
+from ..studies.results import hardware, versions
 from .scores import Scored, Scorer, most_surprising, pool
 
 LEFT_OUT = (8, 9)
@@ -150,8 +148,8 @@ def _measure(settings: Settings, progress: bool | None) -> Study:
         "rejection": {"test": _rejection([test]), "rotated": _rejection(list(rotated.values()))},
         "most_surprising": {"test": _list(test), "left_out": _list(left_out)},
         "warnings": [str(warning.message) for warning in caught],
-        "versions": {name: version(name) for name in ("hidden-uncertainty", "torch", "numpy", "scikit-learn")},
-        "machine": _machine(),
+        "versions": versions(),
+        "hardware": hardware(),
         "seconds": seconds,
     }
     return Study(settings, numbers, threshold, test, left_out, rotated, noisy)
@@ -207,14 +205,6 @@ def _dimensions(network: DigitsNet, images: Tensor, settings: Settings) -> dict[
     tree = layers(network, images, show=False)
     widths = {name: tree[name].width or 0 for name in settings.layers}
     return {name: {"layer": width, "kept": min(width, settings.max_dim)} for name, width in widths.items()}
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-    }
 
 
 def _share(mask: Tensor) -> float:

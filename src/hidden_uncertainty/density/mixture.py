@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from .._pca import full_precision
+from .._precision import full_precision
 from ._classes import ClassFit, fit_classes
 from ._em import Covariance, Options, distances, factor_shape, log_scale, whiten_means
 from ._shrinkage import Shrinkage
