@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench audit clean
 
 demo: .venv/ready
 	$(BIN)/hidden-uncertainty demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -17,6 +17,10 @@ lint: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m bench
+
+audit: .venv/ready
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -106,9 +106,7 @@ def gaussian(x: Array, z: Array, ridge: float) -> Array:
     return -0.5 * ((white**2).sum(0) + x.shape[1] * np.log(2 * np.pi)) - np.log(np.diag(lower)).sum()
 
 
-@pytest.mark.parametrize(
-    ("dim", "dtype", "tolerance"), [(256, "float64", 1e-10), (512, "float64", 1e-10), (256, "float32", 2e-5)]
-)
+@pytest.mark.parametrize(("dim", "dtype", "tolerance"), [(256, "float32", 2e-5), (512, "float64", 1e-10)])
 @pytest.mark.usefixtures("two_threads")
 def test_many_dimensions_with_two_threads(dim: int, dtype: Any, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(dim)

@@ -183,9 +183,8 @@ class _Buffers:
         self.mixtures = Mixtures(
             like.new_full((classes, components), -torch.inf),
             like.new_zeros(classes, components, dim),
-            like.new_ones(
-                factor_shape(classes, components, dim, covariance)
-            ),  # ones: the logarithm of an unused factor is finite
+            # Ones, so that the logarithm of an unused factor is finite.
+            like.new_ones(factor_shape(classes, components, dim, covariance)),
         )
         self.converged = torch.zeros(classes, dtype=torch.bool, device=like.device)
         self.sound = torch.zeros(classes, dtype=torch.bool, device=like.device)
@@ -194,7 +193,6 @@ class _Buffers:
         index = torch.tensor(stack, device=self.sound.device)
         log_weight, mean, factor = fit.mixtures
         k = log_weight.shape[1]
-        self.mixtures.log_weight[index] = -torch.inf
         self.mixtures.log_weight[index, :k] = log_weight
         self.mixtures.mean[index, :k] = mean
         if self.tied:

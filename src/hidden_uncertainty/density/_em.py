@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ._linalg import gram, log_det, precision_factor, whitened_squares
+from ._linalg import CHUNK, gram, log_det, precision_factor, whitened_squares
 from ._shrinkage import Shrinkage, Target, find_target
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
@@ -92,8 +92,12 @@ def distances(x: Tensor, factor: Tensor, bias: Tensor, covariance: Covariance) -
             return flat.unflatten(0, (stack, components)).mT
         return torch.stack([whitened_squares(x, factor[:, k], bias[:, k]) for k in range(components)], dim=-1)
     if covariance == "tied":
-        white = x @ factor  # (B, n, d)
-        return torch.stack([(white - bias[:, k, None]).square().sum(-1) for k in range(components)], dim=-1)
+        chunks = []
+        for part in x.split(max(64, 4 * CHUNK // bias[:, 0].numel()), dim=1):
+            white = part @ factor  # (B, rows, d)
+            squares = [(white - bias[:, k, None]).square().sum(-1) for k in range(components)]
+            chunks.append(torch.stack(squares, dim=-1))
+        return torch.cat(chunks, dim=1)
     inverse = (factor if covariance == "diag" else factor[..., None].expand_as(bias)).double()
     wide, shift = x.double(), bias.double()  # three products that nearly cancel
     squares = wide.square() @ inverse.square().mT - 2 * wide @ (inverse * shift).mT + shift.square().sum(-1)[:, None]
