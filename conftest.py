@@ -3,8 +3,8 @@ import os
 # Most tests are small: one thread a process is faster than two that wait for each other. Tests of threads ask for two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)

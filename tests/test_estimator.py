@@ -166,6 +166,22 @@ def test_features_once_densities_many(trained, data):
         LatentDensity(model, "model.out").fit_features(train)
 
 
+def test_features_reduced_differently_are_not_mixed(trained, data):
+    detector = LatentDensity(trained, "body", GaussianMixture(1), max_dim=4)
+    train, unseen = detector.extract(data["train"]), detector.extract(data["unseen"])
+    assert train.reductions["body"].same_as(unseen.reductions["body"])
+    detector.fit_features(train, calibration=unseen)
+    foreign = LatentDensity(trained, "body", max_dim=4).extract(data["test"])
+    for use in (
+        lambda: detector.predict_features(foreign),
+        lambda: LatentDensity(trained, "body").fit_features(train, calibration=foreign),
+    ):
+        with pytest.raises(ValueError, match=r"layer \['body'\] were reduced otherwise"):
+            use()
+    again = LatentDensity(trained, "body", max_dim=4).extract(data["train"])
+    assert len(detector.predict_features(again)) == 600
+
+
 def test_the_holdout_is_apart_in_every_pass_and_is_marked(trained):
     """The loader shuffles anew in every pass; a row that the density was fitted to must never calibrate."""
     generator = torch.Generator().manual_seed(0)

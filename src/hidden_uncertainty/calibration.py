@@ -24,7 +24,7 @@ class Calibration(nn.Module):
       for that, ask `threshold` for a confidence;
     - if calibration and new inputs are exchangeable (images are; the pixels of one image are not);
     - if the score was fixed without the calibration inputs: neither the density nor the network has seen them. What the
-      network was trained on looks more familiar to it than new data, and the alarm would ring too often.
+      network was trained on may look more familiar to it than new data, and the alarm would then ring too often.
 
     Example:
         >>> calibration = Calibration().fit(torch.arange(99.0))

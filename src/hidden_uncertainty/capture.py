@@ -183,7 +183,7 @@ def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
     return list(dict.fromkeys([*ending, *(alike or known)]))[:count]
 
 
-def select(output: Any, key: int | str | None, where: str) -> Tensor:
+def select(output: Any, key: int | str | None, where: str, argument: str = "select") -> Tensor:
     """Take the tensor out of what a layer or model returned.
 
     A tensor is taken as it is. Without a key, of a tuple or list the first tensor, of a dictionary or dataclass the
@@ -193,6 +193,7 @@ def select(output: Any, key: int | str | None, where: str) -> Tensor:
         output: what was returned.
         key: position in a tuple or list, or key or attribute of a dictionary, dataclass or named tuple.
         where: who returned it, for the error: `"layer 'encoder'"`.
+        argument: which one the key came by, for the error.
 
     Example:
         >>> select({"logits": torch.zeros(3, 2), "hidden": torch.zeros(3, 8)}, "logits", "the model").shape
@@ -207,7 +208,7 @@ def select(output: Any, key: int | str | None, where: str) -> Tensor:
             if not tensors or (len(tensors) > 1 and not isinstance(output, tuple | list)):
                 what = f"{len(tensors)} tensors" if tensors else "no tensor"
                 raise ValueError(
-                    f"{where} returned {_described(output, parts)} with {what} to take; choose with select=, "
+                    f"{where} returned {_described(output, parts)} with {what} to take; choose with {argument}=, "
                     "a position or a key."
                 )
             chosen = tensors[0]
@@ -219,10 +220,10 @@ def select(output: Any, key: int | str | None, where: str) -> Tensor:
             elif isinstance(key, str) and not isinstance(output, dict) and hasattr(output, key):
                 chosen = getattr(output, key)
             else:
-                raise ValueError(f"{where} returned {_described(output, parts)}, which has no {key!r} for select=.")
+                raise ValueError(f"{where} returned {_described(output, parts)}, which has no {key!r} for {argument}=.")
             if not isinstance(chosen, Tensor):
                 raise TypeError(
-                    f"select={key!r} of what {where} returned is a {type(chosen).__name__}, not a tensor; "
+                    f"{argument}={key!r} of what {where} returned is a {type(chosen).__name__}, not a tensor; "
                     f"it returned {_described(output, parts)}."
                 )
     if chosen.is_nested:

@@ -21,7 +21,7 @@ from .extract import Extractor, Features
 from .head import Head, LayerHead
 from .identity import check_same, describe, weights
 from .marginal import Categorical
-from .reduce import How, Reduce
+from .reduce import How, Reduce, Reduction
 from .tasks import Classification, TaskName
 from .uncertainty import LayerScores, Uncertainty
 
@@ -100,6 +100,7 @@ class LatentDensity:
         )
         self.condition, self.combine, self.progress = condition, combine, progress
         self.head: Head | None = None
+        self._reductions: Mapping[str, Reduction] | None = None
         self.calibrated: Literal["unseen", "holdout"] | None = None
         self._threshold: float | None = None
 
@@ -123,7 +124,7 @@ class LatentDensity:
                 is read once, and once or twice more when a layer is wider than its `max_dim`.
             calibration: data that the network was not trained on, for p-values and thresholds with a guarantee.
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
-                and finds them more familiar than new data: alarms will come more often than asked for.
+                and may find them more familiar than new data; alarms may then come far more often than asked for.
         """
         if calibration is not None and holdout is not None:
             raise ValueError("pass calibration or holdout, not both.")
@@ -147,11 +148,13 @@ class LatentDensity:
     def extract(self, loader: Iterable[Any]) -> Features:
         """Run the network over a loader and keep its reduced activations, to fit or score densities without it.
 
-        Layers are reduced as fitted; if nothing is fitted yet, reductions are fitted to this loader.
+        Layers are reduced as fitted; if nothing is fitted yet, reductions are fitted to this loader and kept.
         """
-        if self.head is None:
-            return self.extractor.fit(loader)[0]
-        return self.extractor.extract(loader, self.head.reductions)
+        if self._reductions is not None:
+            return self.extractor.extract(loader, self._reductions)
+        features = self.extractor.fit(loader)[0]
+        self._reductions = features.reductions
+        return features
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
         """Fit densities and marginal to features that `extract` gave; they may come from another detector.
@@ -160,7 +163,7 @@ class LatentDensity:
             features: of training data.
             calibration: of data that the network was not trained on.
         """
-        self._require(features)
+        self._require(features, features.reductions)
         y = self._condition(features)
         marginal = Categorical().fit(y, classes=max(features.classes, int(y.max()) + 1))
         if len(marginal.support) < 2:
@@ -181,10 +184,11 @@ class LatentDensity:
                 density = copy.deepcopy(self.densities[name]).fit(features.z[name], y, progress=self.progress)
             part = LayerHead(features.reductions[name], density)
             if calibration is not None:
-                self._require(calibration)
+                self._require(calibration, features.reductions)
                 part.calibration = Calibration().fit(part(calibration.z[name], marginal).epistemic)
             parts[name] = part
         self.head = Head(parts, marginal.to(features.prediction.device))
+        self._reductions = self.head.reductions
         self.calibrated = None if calibration is None else "unseen"
         self._threshold = None
         return self
@@ -204,7 +208,7 @@ class LatentDensity:
     def predict_features(self, features: Features) -> Uncertainty:
         """Score features that `extract` gave."""
         head = self._fitted()
-        self._require(features)
+        self._require(features, head.reductions)
         scores = head.score({name: (features.z[name], features.residual[name]) for name in self.layers})
         return self._result(features.prediction, scores)
 
@@ -289,6 +293,7 @@ class LatentDensity:
             progress=progress,
         )
         detector.head = head.to(device or device_of(model) or "cpu")
+        detector._reductions = detector.head.reductions
         detector.calibrated, detector._threshold = header["calibrated"], header["threshold"]
         return detector
 
@@ -327,10 +332,16 @@ class LatentDensity:
             raise ValueError(f"condition='label' needs one whole-numbered label an input in the loader, but got {got}.")
         return label.long().to(features.prediction.device)
 
-    def _require(self, features: Features) -> None:
+    def _require(self, features: Features, reductions: Mapping[str, Reduction]) -> None:
         missing = [name for name in self.layers if name not in features.z]
         if missing:
             raise ValueError(f"the features have no layer {missing}; they have {list(features.z)}.")
+        other = [name for name in self.layers if not features.reductions[name].same_as(reductions[name])]
+        if other:
+            raise ValueError(
+                f"the features of layer {other} were reduced otherwise than those that the density is fitted to: "
+                "extract both with the same detector."
+            )
 
 
 @contextmanager

@@ -240,6 +240,15 @@ class Reduction(nn.Module):
             z = torch.cat([z, (residual + self.floor).log().unsqueeze(1)], dim=1)
         return z, residual
 
+    def same_as(self, other: Reduction) -> bool:
+        """Whether both give the same z for the same activation."""
+        if self is other:
+            return True
+        mine, theirs = self.state_dict(), other.state_dict()
+        return self.config() == other.config() and all(
+            torch.equal(value.cpu(), theirs[name].cpu()) for name, value in mine.items()
+        )
+
     def config(self) -> dict[str, Any]:
         """What rebuilds this module without its numbers, ready for JSON."""
         return {"reduce": self.reduce.to_dict(), "layer": self.layer, "shape": list(self.shape), "kept": self.kept}

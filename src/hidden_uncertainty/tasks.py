@@ -65,7 +65,7 @@ def infer_task(output: Any, label: Tensor | None, choose: int | str | None) -> C
 
 
 def _scores(output: Any, choose: int | str | None) -> Tensor:
-    scores = select(output, choose, "the network")
+    scores = select(output, choose, "the network", "output")
     if scores.dim() == 0:
         raise ValueError("the network gave a single number; its output must have one row an input, (n, ...).")
     return scores

@@ -95,8 +95,8 @@ def distances(x: Tensor, factor: Tensor, bias: Tensor, covariance: Covariance) -
         chunks = []
         for part in x.split(max(64, 4 * CHUNK // bias[:, 0].numel()), dim=1):
             white = part @ factor  # (B, rows, d)
-            squares = [(white - bias[:, k, None]).square().sum(-1) for k in range(components)]
-            chunks.append(torch.stack(squares, dim=-1))
+            each = [(white - bias[:, k, None]).square().sum(-1) for k in range(components)]
+            chunks.append(torch.stack(each, dim=-1))
         return torch.cat(chunks, dim=1)
     inverse = (factor if covariance == "diag" else factor[..., None].expand_as(bias)).double()
     wide, shift = x.double(), bias.double()  # three products that nearly cancel

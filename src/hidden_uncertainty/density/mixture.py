@@ -51,7 +51,7 @@ class GaussianMixture(Density):
         tol: EM stops when the mean log-likelihood of a class changes by less.
         max_iter: EM steps at most.
         restarts: starts tried for each class; the likeliest result is kept.
-        min_samples: samples that a component must have.
+        min_samples: samples that a class must have for each component it starts with.
         dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too nearly
             singular for float32 is fitted in float64 all the same, and stored in `dtype`.
         seed: decides the starts.
