@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import metrics
@@ -17,7 +16,7 @@ from ..datasets import Digits, Split, add_noise, digits, flip, rotate
 from ..estimator import LatentDensity
 from ..layers import layers
 from ..nets import DigitsNet, train
-from ..studies.results import hardware, versions
+from ..studies.results import hardware, one_thread, versions
 from .scores import Scored, Scorer, most_surprising, pool
 
 LEFT_OUT = (8, 9)
@@ -80,6 +79,7 @@ class Study:
     noisy: Mapping[float, Scored]
 
 
+@one_thread()
 def measure(settings: Settings, *, progress: bool | None = None) -> Study:
     """Train a network on some digits, fit densities to its layers, and score what it does and does not know.
 
@@ -90,15 +90,6 @@ def measure(settings: Settings, *, progress: bool | None = None) -> Study:
         settings: what to do.
         progress: show bars; None shows them on a terminal.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # beside other work on two cores, two threads took 140 s and one 18 s
-    try:
-        return _measure(settings, progress)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _measure(settings: Settings, progress: bool | None) -> Study:
     seconds: dict[str, float] = {}
     data = digits(left_out=LEFT_OUT, seed=settings.seed)
     with _timed(seconds, "training"):

@@ -18,7 +18,7 @@ from ..estimator import LatentDensity
 from ..metrics import auroc
 from ..nets import DigitsNet, train
 from ..progress import track
-from .results import Study, digest, summarise
+from .results import Study, digest, one_thread, summarise
 
 LAYER = "hidden.1"  # the linear layer's output, before its activation
 METHODS: dict[str, dict[str, Any]] = {
@@ -37,6 +37,7 @@ PEERS = {
 }
 
 
+@one_thread()
 def run(*, seeds: Sequence[int] = range(5), quick: bool = False, progress: bool | None = None) -> Study:
     """Train a network a seed, fit each density to its hidden layer, and tell 8 and 9 from the rest.
 

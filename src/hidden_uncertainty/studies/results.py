@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
@@ -61,6 +62,23 @@ class Study:
         return path
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch work with one thread: small matrices gain nothing by more, and sums then have one order everywhere.
+
+    Example:
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def summarise(values: Sequence[float], **about: Any) -> dict[str, Any]:
     """A row: mean and deviation over repetitions.
 
@@ -101,7 +119,7 @@ def hardware() -> str:
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         name = models[0] if models else name
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{gpu}"
+    return f"{name}, {os.cpu_count()} cores{gpu}"
 
 
 def _commit() -> str | None:
