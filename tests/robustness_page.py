@@ -10,8 +10,9 @@ PAGE = ROOT / "docs" / "robustness.md"
 HEAD = """# Hard to break
 
 What was tried, and what happens. Each line is a test in [tests/robustness](../tests/robustness), and this page is
-written from them: `python tests/robustness_page.py`. After every one of these the model is compared bit by bit: hooks,
-modes, gradient flags, gradients, weights and running statistics are what they were before.
+written from them: `python tests/robustness_page.py`. Tests that take the fixture `untouched`, nearly all that have a
+model, compare it afterwards bit by bit: hooks, modes, gradient flags, gradients, weights and running statistics are
+what they were before.
 """
 
 
