@@ -44,6 +44,7 @@ def test_every_entry_has_its_number_and_says_where_it_was_made(entries):
         if name in RATIOS:
             assert entry["ratio"] > 0
             assert math.isclose(entry["ratio"], entry["sklearn_seconds"] / entry["seconds"])
+            assert 0 < entry["ratio_to_their_best"] <= entry["ratio"]
             assert entry["share_of_peak"] > 0
         else:
             assert entry["unit"] == ("GB" if name == "pca-memory-gb" else "%")
