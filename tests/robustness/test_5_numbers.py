@@ -56,15 +56,17 @@ def test_far(covariance):
     assert bool((u.epistemic.diff() >= -1e-6 * u.epistemic[:-1].abs()).all())
 
 
-@tried("covariances of condition up to 1e6 in float32", "within 0.2 nats and 0.1 % of float64")
-@pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])
+@tried(
+    "covariances of condition up to 1e6 in float32", "within 0.001, 0.01 and 0.15 nats of float64 at 1e2, 1e4 and 1e6"
+)
+@pytest.mark.parametrize(("condition", "error"), [(1e2, 1e-3), (1e4, 1e-2), (1e6, 0.15)])  # worst found: 0.107
 @pytest.mark.parametrize("shrinkage", ["auto", None])
-def test_single_precision(condition, shrinkage):
+def test_single_precision(condition, error, shrinkage):
     z, y = features(1500, 32, 1, condition)
     single = GaussianMixture(1, shrinkage=shrinkage).fit(z.float(), y)
     double = GaussianMixture(1, shrinkage=shrinkage).fit(z, y)
     exact = double.log_prob(z, double.classes)
-    torch.testing.assert_close(single.log_prob(z.float(), single.classes).double(), exact, rtol=1e-3, atol=0.2)
+    torch.testing.assert_close(single.log_prob(z.float(), single.classes).double(), exact, rtol=0, atol=error)
 
 
 @tried("two threads and 256 or 512 dimensions", "the same as one thread: no batched factorisation but Cholesky is used")
