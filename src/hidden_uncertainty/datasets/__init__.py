@@ -2,6 +2,9 @@
 
 from .digits import Digits, digits
 from .perturb import add_noise, flip, rotate
+from .points import Points
 from .split import Split
+from .toy import Toy, toy
+from .uci import Scale, Table, uci
 
-__all__ = ["Digits", "Split", "add_noise", "digits", "flip", "rotate"]
+__all__ = ["Digits", "Points", "Scale", "Split", "Table", "Toy", "add_noise", "digits", "flip", "rotate", "toy", "uci"]

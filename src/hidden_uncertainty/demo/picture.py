@@ -193,7 +193,7 @@ def _heading(figure: Figure, left: float, top: float, text: str) -> None:
 
 def _finish(ax: Axes) -> None:
     """The style of `plots`, in the smaller sizes of a panel."""
-    plots._dress(ax)
+    plots.dress(ax)
     ax.tick_params(labelsize=SMALL)
     ax.xaxis.label.set_fontsize(SMALL)
     ax.yaxis.label.set_fontsize(SMALL)

@@ -1,5 +1,6 @@
 """The networks of demonstrations and studies."""
 
 from .digits import DigitsNet, train
+from .mlp import MLP, train_mlps
 
-__all__ = ["DigitsNet", "train"]
+__all__ = ["MLP", "DigitsNet", "train", "train_mlps"]

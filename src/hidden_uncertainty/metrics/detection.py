@@ -1,21 +1,16 @@
-"""How well scores detect, rank errors and state confidence: pure functions of tensors, answers as Python floats.
+"""How well scores detect, tell right predictions from wrong and state confidence.
 
-Scores are higher when more uncertain. *Negatives* are in-distribution inputs, *positives* the inputs to be detected.
-Inputs of any shape are flattened, so maps of pixels need no preparation, and are compared in float64 on the device
-of the first argument. +inf and -inf are legal and ordered; NaN and empty input are a ValueError.
+*Negatives* are in-distribution inputs, *positives* the inputs to be detected.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-Values: TypeAlias = Tensor | ArrayLike  # whatever torch.as_tensor takes
+from ._values import Values, as_scores, last_of_ties, mean_of_kept
 
 
 def auroc(negative: Values, positive: Values) -> float:
@@ -126,16 +121,8 @@ def accuracy_rejection(uncertainty: Values, correct: Values) -> tuple[Tensor, Te
         ([0.25, 0.5, 0.75, 1.0], [1.0, 0.75, 0.6666666666666666, 0.5])
     """
     scores, right = _scores_and_correct(uncertainty, correct, "uncertainty")
-    scores, order = scores.sort()
-    last = _last_of_ties(scores).nonzero().flatten()  # (groups,)
-    ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
-    hits = torch.nn.functional.pad(right[order].long().cumsum(0)[last], (1, 0))  # and how many of them are right
-    sizes = ends.diff()
-    k = torch.arange(1, len(scores) + 1, device=scores.device)
-    group = torch.repeat_interleave(sizes)  # (n,)
-    # Product before quotient: at the end of a group the division is exact.
-    part = (k - ends[group]) * hits.diff()[group] / sizes[group].double()
-    return k.double() / len(scores), (hits[group] + part) / k
+    kept = torch.arange(1, len(scores) + 1, dtype=torch.float64, device=scores.device) / len(scores)
+    return kept, mean_of_kept(scores, right.long())
 
 
 def aurc(uncertainty: Values, correct: Values) -> float:
@@ -192,17 +179,10 @@ def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     """Negatives and positives at or above each distinct score, highest first, after a leading (0, 0)."""
     low, high = _pair_of_scores(negative, positive)
     scores, order = torch.cat([low, high]).sort(descending=True)
-    last = _last_of_ties(scores).nonzero().flatten()
+    last = last_of_ties(scores).nonzero().flatten()
     tp = (order >= len(low)).cumsum(0)[last]
     fp = last + 1 - tp
     return torch.nn.functional.pad(fp, (1, 0)), torch.nn.functional.pad(tp, (1, 0))
-
-
-def _last_of_ties(ordered: Tensor) -> Tensor:
-    """Where a run of equal values ends."""
-    last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
-    torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
-    return last
 
 
 def _pair_of_scores(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
@@ -222,29 +202,3 @@ def _scores_and_correct(scores: Values, correct: Values, name: str) -> tuple[Ten
         odd = float(right[~binary][0])
         raise ValueError(f"correct must hold booleans, or 0 and 1, got {odd:g}: pass prediction == label")
     return values.flatten(), right.flatten().bool().to(values.device)
-
-
-def as_scores(values: Values, name: str) -> Tensor:
-    """`values` as a float64 tensor, without gradient; ValueError when it is empty or holds NaN.
-
-    Args:
-        values: anything that `torch.as_tensor` takes.
-        name: what to call it in the error.
-
-    Example:
-        >>> as_scores([1, 2], "negative")
-        tensor([1., 2.], dtype=torch.float64)
-    """
-    if isinstance(values, np.ndarray):
-        # A copy: torch warns of read-only arrays and refuses negative strides.
-        values = np.array(values, dtype=np.float64)
-    elif isinstance(values, Tensor):
-        # Apple's GPUs have no float64.
-        values = values.detach().cpu() if values.device.type == "mps" else values.detach()
-    scores = torch.as_tensor(values, dtype=torch.float64)
-    if scores.numel() == 0:
-        raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): at least one value is needed")
-    missing = int(scores.isnan().sum())
-    if missing:
-        raise ValueError(f"{name} holds {missing} NaN among {scores.numel()} values, which cannot be ranked")
-    return scores

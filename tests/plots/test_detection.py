@@ -1,4 +1,4 @@
-"""Plots, read back from their artists and compared with the data and the metrics they show."""
+"""Plots of detection, read back from their artists and compared with the data and the metrics they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, brute force and their own symmetries."""
+"""Metrics of detection against scikit-learn, brute force and their own symmetries."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""How well scores detect, rank errors and state confidence: pure functions of tensors, answers as Python floats.
+
+Scores are higher when more uncertain. Inputs of any shape are flattened, so maps of pixels need no preparation, and
+are compared in float64 on the device of the first argument. Scores of +inf and -inf are legal and ordered; NaN and
+empty input are a ValueError.
+"""
+
+from ._values import Values, as_scores
+from .detection import (
+    accuracy_rejection,
+    aurc,
+    auroc,
+    average_precision,
+    expected_calibration_error,
+    fpr_at_tpr,
+    roc_curve,
+)
+from .regression import ause, coverage, rank_correlation, rmse, sparsification, sparsification_oracle, width
+
+__all__ = [
+    "Values",
+    "accuracy_rejection",
+    "as_scores",
+    "aurc",
+    "auroc",
+    "ause",
+    "average_precision",
+    "coverage",
+    "expected_calibration_error",
+    "fpr_at_tpr",
+    "rank_correlation",
+    "rmse",
+    "roc_curve",
+    "sparsification",
+    "sparsification_oracle",
+    "width",
+]

@@ -1,0 +1,73 @@
+"""What every metric does with its arguments: one precision, no NaN, ties in no order."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+Values: TypeAlias = Tensor | ArrayLike  # whatever torch.as_tensor takes
+
+
+def as_scores(values: Values, name: str) -> Tensor:
+    """`values` as a float64 tensor, without gradient; ValueError when it is empty or holds NaN.
+
+    Args:
+        values: anything that `torch.as_tensor` takes.
+        name: what to call it in the error.
+
+    Example:
+        >>> as_scores([1, 2], "negative")
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    if isinstance(values, np.ndarray):
+        # A copy: torch warns of read-only arrays and refuses negative strides.
+        values = np.array(values, dtype=np.float64)
+    elif isinstance(values, Tensor):
+        # Apple's GPUs have no float64.
+        values = values.detach().cpu() if values.device.type == "mps" else values.detach()
+    scores = torch.as_tensor(values, dtype=torch.float64)
+    if scores.numel() == 0:
+        raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): at least one value is needed")
+    missing = int(scores.isnan().sum())
+    if missing:
+        raise ValueError(f"{name} holds {missing} NaN among {scores.numel()} values, which cannot be ranked")
+    return scores
+
+
+def last_of_ties(ordered: Tensor) -> Tensor:
+    """Where a run of equal values ends.
+
+    Example:
+        >>> last_of_ties(torch.tensor([1.0, 1.0, 2.0]))
+        tensor([False,  True,  True])
+    """
+    last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
+    torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
+    return last
+
+
+def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
+    """Mean of the values with the k lowest scores, for every k from 1 to n; over all orders of equal scores.
+
+    Args:
+        scores: (n,).
+        values: (n,); means of integers are exact wherever a run of equal scores ends.
+
+    Example:
+        >>> mean_of_kept(torch.tensor([0.3, 0.1, 0.3]), torch.tensor([4, 1, 2])).tolist()
+        [1.0, 2.0, 2.3333333333333335]
+    """
+    scores, order = scores.sort()
+    last = last_of_ties(scores).nonzero().flatten()  # (groups,)
+    ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
+    sums = torch.nn.functional.pad(values[order].cumsum(0)[last], (1, 0))  # and the sum of their values
+    sizes = ends.diff()
+    k = torch.arange(1, len(scores) + 1, device=scores.device)
+    group = torch.repeat_interleave(sizes)  # (n,)
+    # Product before quotient: at the end of a group the division is exact.
+    part = (k - ends[group]) * sums.diff()[group] / sizes[group].double()
+    return (sums[group] + part) / k

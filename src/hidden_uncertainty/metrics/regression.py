@@ -1,0 +1,197 @@
+"""How large the errors of numbers are, how well scores rank them, and how honest intervals are.
+
+The *error* of an input is one number, prediction minus target or its size; for predictions that are vectors, give
+the length of the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ._values import Values, as_scores, mean_of_kept
+
+
+def rmse(prediction: Values, target: Values) -> float:
+    r"""Root of the mean squared error, over everything that is predicted.
+
+    .. math:: \sqrt{\tfrac1n \sum_i (\hat y_i - y_i)^2}
+
+    Args:
+        prediction: numbers of any shape.
+        target: the true ones, of the same shape.
+
+    Example:
+        >>> rmse([1.0, 2.0, 3.0], [1.0, 2.0, 6.0]) == 3**0.5
+        True
+    """
+    predicted, true = _alike(prediction=prediction, target=target)
+    difference = _finite(predicted, "prediction") - _finite(true, "target")
+    size = _size(difference)
+    return size * math.sqrt(float((difference / size).square().mean()))
+
+
+def rank_correlation(a: Values, b: Values) -> float:
+    """Spearman's correlation: how far two scores put the same inputs in the same order, equal values sharing a rank.
+
+    1 is the same order, -1 the opposite, 0 none. A score with only one value orders nothing and is a ValueError.
+
+    Args:
+        a: one score an input.
+        b: another, of the same shape.
+
+    Example:
+        >>> rank_correlation([0.1, 0.5, 0.9, 2.0], [1.0, 10.0, 100.0, 99.0])
+        0.8
+    """
+    first, second = (_ranks(values, name) for name, values in zip("ab", _alike(a=a, b=b), strict=True))
+    # Ranks are multiples of a half, so these sums are exact.
+    return float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
+
+
+def sparsification(uncertainty: Values, error: Values) -> tuple[Tensor, Tensor]:
+    """Error of the rest when the most uncertain inputs are removed, for every number of them from 0 to n - 1.
+
+    Inputs of equal uncertainty could be removed in any order: the mean squared error is its mean over all of them.
+
+    Args:
+        uncertainty: one score an input.
+        error: of the same shape; its sign does not matter.
+
+    Returns:
+        The share removed, and the root of the mean squared error of the rest: float64 vectors of length n.
+
+    Example:
+        >>> removed, rest = sparsification([0.1, 0.9, 0.2, 0.8], [3.0, 4.0, 3.0, -3.0])
+        >>> removed.tolist(), rest.tolist()
+        ([0.0, 0.25, 0.5, 0.75], [3.278719262151, 3.0, 3.0, 3.0])
+    """
+    scores, errors = _alike(uncertainty=uncertainty, error=error)
+    size = _size(_finite(errors, "error"))
+    kept = mean_of_kept(scores, (errors / size).square())
+    removed = torch.arange(len(scores), dtype=torch.float64, device=scores.device) / len(scores)
+    return removed, size * kept.flip(0).sqrt()
+
+
+def sparsification_oracle(error: Values) -> tuple[Tensor, Tensor]:
+    """The lowest curve that any uncertainty can have in `sparsification`: the largest errors are removed first.
+
+    Args:
+        error: one number an input; its sign does not matter.
+
+    Example:
+        >>> removed, rest = sparsification_oracle([3.0, 4.0, -3.0, 0.0])
+        >>> rest[1:].tolist() == [6**0.5, 4.5**0.5, 0.0]
+        True
+    """
+    errors = as_scores(error, "error")
+    return sparsification(errors.abs(), errors)
+
+
+def ause(uncertainty: Values, error: Values) -> float:
+    r"""Area between the sparsification curve and the oracle's, in units of the error of all inputs (Ilg et al. 2018).
+
+    .. math:: \frac1n \sum_{k=0}^{n-1} \frac{e_k - e^*_k}{e_0}
+
+    with :math:`e_k` the root of the mean squared error without the :math:`k` most uncertain inputs and
+    :math:`e^*_k` without the :math:`k` of largest error. 0 is the perfect order, and what no error at all gives.
+
+    Args:
+        uncertainty: one score an input.
+        error: of the same shape; its sign does not matter.
+
+    Example:
+        >>> ause([1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 1.0, 5.0])
+        0.0
+        >>> ause([4.0, 3.0, 2.0, 1.0], [0.0, -1.0, 1.0, 5.0]) > 0.7
+        True
+    """
+    _, rest = sparsification(uncertainty, error)
+    _, best = sparsification_oracle(error)
+    total = float(rest[0])
+    # Rounding may put the curve below the oracle by a hair.
+    return max(float((rest - best.to(rest.device)).mean()) / total, 0.0) if total else 0.0
+
+
+def coverage(low: Values, high: Values, target: Values) -> float:
+    """Share of targets inside their interval, the ends included.
+
+    Args:
+        low: where each interval begins, any shape; -inf is legal.
+        high: where it ends, of the same shape; +inf is legal.
+        target: the true numbers, of the same shape.
+
+    Example:
+        >>> coverage([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.5, 1.0, 1.5, -3.0])
+        0.5
+    """
+    bottom, top, true = _alike(low=low, high=high, target=target)
+    _ordered(bottom, top)
+    return int(((bottom <= true) & (true <= top)).sum()) / len(true)
+
+
+def width(low: Values, high: Values) -> float:
+    """Mean width of intervals; one that is infinitely wide makes it infinite.
+
+    Args:
+        low: where each interval begins, any shape.
+        high: where it ends, of the same shape.
+
+    Example:
+        >>> width([0.0, 1.0], [1.0, 4.0])
+        2.0
+    """
+    bottom, top = _alike(low=low, high=high)
+    _ordered(bottom, top)
+    return float(torch.where(bottom == top, 0.0, top - bottom).mean())  # inf - inf is no number
+
+
+def _alike(**values: Values) -> list[Tensor]:
+    """Flat float64 tensors on the device of the first; they must have had one shape."""
+    tensors = {name: as_scores(given, name) for name, given in values.items()}
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    if len(set(shapes)) > 1:
+        raise ValueError(
+            f"{_listed(tensors)} must have one shape, got {_listed(shapes)}: (n,) and (n, 1) are not one, squeeze first"
+        )
+    device = next(iter(tensors.values())).device
+    return [tensor.flatten().to(device) for tensor in tensors.values()]
+
+
+def _listed(things: Iterable[object]) -> str:
+    *most, last = map(str, things)
+    return f"{', '.join(most)} and {last}"
+
+
+def _finite(values: Tensor, name: str) -> Tensor:
+    infinite = int(values.isinf().sum())
+    if infinite:
+        raise ValueError(f"{name} holds {infinite} infinite among {len(values)} values, whose error has no mean")
+    return values
+
+
+def _size(values: Tensor) -> float:
+    """What to divide by before squaring, lest it overflow or vanish: a power of two, which rounds nothing."""
+    largest = float(values.abs().max())
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+
+
+def _ranks(values: Tensor, name: str) -> Tensor:
+    """Ranks, equal values sharing the mean of theirs, less the mean of all."""
+    distinct, group, counts = values.unique(return_inverse=True, return_counts=True)
+    if len(distinct) == 1:
+        raise ValueError(f"{name} holds {len(values)} times the value {float(distinct):g}, which orders nothing")
+    return (counts.cumsum(0).double() - (counts.double() - 1) / 2)[group] - (len(values) + 1) / 2
+
+
+def _ordered(low: Tensor, high: Tensor) -> None:
+    wrong = low > high
+    if wrong.any():
+        i = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"low must not be above high, but it is in {int(wrong.sum())} of {len(low)} intervals, the first "
+            f"[{float(low[i]):g}, {float(high[i]):g}]"
+        )

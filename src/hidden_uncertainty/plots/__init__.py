@@ -1,0 +1,21 @@
+"""Pictures of scores, in one style: distributions, ROC curves, accuracy against rejection, curves with their bands.
+
+Every function draws on the Axes it is given, or on a new one, and returns it. Nothing goes through pyplot, so no
+global state changes and no screen is needed.
+"""
+
+from ._style import dress, new_axes, save
+from .detection import plot_accuracy_rejection, plot_roc, plot_scores
+from .regression import plot_along, plot_regression, plot_sparsification
+
+__all__ = [
+    "dress",
+    "new_axes",
+    "plot_accuracy_rejection",
+    "plot_along",
+    "plot_regression",
+    "plot_roc",
+    "plot_scores",
+    "plot_sparsification",
+    "save",
+]
