@@ -1,0 +1,209 @@
+"""Monte-Carlo dropout: one network, sampled by leaving its dropout on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Adapter, Batch
+from ..capture import device_of, named, run, watch
+from ..tasks import Prediction, Task, TaskName
+from ..uncertainty import Uncertainty
+from .outputs import OutputBaseline
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+# Dropout layers draw from the generator of the whole process: threads with different models take turns.
+_generator_lock = threading.RLock()
+
+
+class MCDropout(OutputBaseline):
+    r"""Several passes with dropout left on, taken as samples of the weights (Gal and Ghahramani, 2016).
+
+    Uncertainties are those of `DeepEnsemble`, with samples for members. Only dropout is switched on, for the time of
+    the call: batch normalisation keeps its statistics. What counts as dropout are `nn.Dropout` and its kin, and the
+    `dropout=` of `nn.MultiheadAttention` and of recurrent layers; calls of `torch.nn.functional.dropout` inside a
+    model's own code cannot be seen and stay off.
+
+    The inputs are repeated along the batch, so that one pass draws several samples: every row has its own mask. Where
+    that cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
+
+    Args:
+        model: any network that was trained with dropout; see `insert_dropout` for those that have none.
+        samples: how many.
+        seed: of the masks; each call starts from it, and the generator of the process goes on where it was.
+        max_rows: at most so many rows a pass, as far as whole batches allow; 1 draws one sample a pass. None takes 128
+            on a CPU and 512 elsewhere.
+        logits: False when a classifier returns probabilities.
+        task: what the network predicts; None infers it where the outputs leave no doubt, and says so.
+        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
+        unpack: see `Baseline`.
+        progress: see `Baseline`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+        >>> u = MCDropout(model, samples=20)(torch.randn(8, 4))
+        >>> u.epistemic.shape, bool((u.epistemic > 0).all())
+        (torch.Size([8]), True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int = 10,
+        *,
+        seed: int = 0,
+        max_rows: int | None = None,
+        logits: bool = True,
+        task: TaskName | Task | None = None,
+        output: int | str | None = None,
+        unpack: Adapter | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        super().__init__(model, logits=logits, task=task, output=output, unpack=unpack, progress=progress)
+        if samples < 2:
+            raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
+        self.samples, self.seed, self.max_rows = samples, seed, max_rows
+        _dropout(model)
+
+    def score(self, batch: Batch) -> Uncertainty:
+        """Score one batch, which is where the model is."""
+        task = self.task
+        if task is None:
+            output, _ = run(self.model, {}, batch.args, batch.kwargs)
+            task = self.known_task(output, batch)
+        # Ten samples of a small convolutional network: on a CPU core, passes of 512 rows took twice as long as those of
+        # 128 or fewer, which fit its caches; on an H200, passes of 512 took a third to a half of sample by sample.
+        on_cpu = (device_of(self.model) or torch.device("cpu")).type == "cpu"
+        rows = self.max_rows or (128 if on_cpu else 512)
+        most = rows // max(len(batch), 1) if _repeatable((batch.args, batch.kwargs), len(batch)) else 1
+        samples, independent = self._sample(batch, task, max(most, 1))
+        if not independent:
+            samples, _ = self._sample(batch, task, 1)
+        return self.combine(task, samples)
+
+    def _sample(self, batch: Batch, task: Task, most: int) -> tuple[list[Prediction], bool]:
+        """Draw the samples, at most so many a pass, as far as the rows of a repeated batch prove independent."""
+        layers = _dropout(self.model)
+        shapes: list[torch.Size | None] = []  # of what dropout gave in one pass; None where that is no tensor
+        callbacks = dict.fromkeys(layers, lambda output: shapes.append(getattr(output, "shape", None)))
+        samples: list[Prediction] = []
+        with watch(self.model, callbacks) as inner, _switched_on(inner), _seeded(self.seed, inner):
+            for start in range(0, self.samples, most):
+                times = min(most, self.samples - start)
+                shapes.clear()
+                output = _call(inner, batch, times)
+                if not shapes:
+                    raise RuntimeError(
+                        f"none of the model's dropout layers ({', '.join(map(repr, layers))}) was called, so that all "
+                        "samples would be the same. Choose a model whose forward calls them."
+                    )
+                value, classes, variance = self.read(output, task)
+                if times > 1 and not _independent(len(value), times * len(batch), shapes):
+                    return [], False
+                rows = (times, len(value) // times)
+                variance = None if variance is None else variance.reshape(*rows, *variance.shape[1:])
+                samples.append(Prediction(value.reshape(*rows, *value.shape[1:]), classes, variance))
+        return samples, True
+
+
+def _dropout(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that drop activations in training mode, by name."""
+    shares = {name: (module, _share(module)) for name, module in named(model)}
+    layers = {name: module for name, (module, share) in shares.items() if share}
+    if not layers:
+        idle = [name for name, (_, share) in shares.items() if share == 0]
+        what = f"dropout layers with p=0 only ({', '.join(map(repr, idle))})" if idle else "no dropout layer"
+        raise ValueError(
+            f"the model has {what}, so that all samples would be the same; calls of torch.nn.functional.dropout cannot "
+            "be seen. insert_dropout(model, 0.1) gives a copy with dropout layers, to be trained."
+        )
+    return layers
+
+
+def _share(module: nn.Module) -> float | None:
+    """What share of activations a module drops; None if it is no dropout."""
+    if isinstance(module, _DROPOUT):
+        return module.p
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout
+    if isinstance(module, nn.RNNBase):
+        return module.dropout if module.num_layers > 1 else None  # it is between its layers
+    return None
+
+
+@contextmanager
+def _switched_on(model: nn.Module) -> Iterator[None]:
+    """Dropout in training mode; the rest stays in evaluation mode, as `watch` lends it and wants it back."""
+    layers = list(_dropout(model).values())
+    # In evaluation mode nn.TransformerEncoder packs padded batches for a fused path that knows no dropout; the mode of
+    # its layers themselves decides nothing else.
+    layers += [module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer)]
+    try:
+        for layer in layers:
+            layer.training = True
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+@contextmanager
+def _seeded(seed: int, model: nn.Module) -> Iterator[None]:
+    """Seed the process's generators, on the CPU and where the model is; afterwards they go on where they were."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"}
+    kind = next((device.type for device in devices), "cuda")
+    with _generator_lock, torch.random.fork_rng(devices, device_type=kind):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
+        for device in devices:
+            state = torch.Generator(device).manual_seed(seed).get_state()
+            torch.get_device_module(device).set_rng_state(state, device)
+        yield
+
+
+def _call(model: nn.Module, batch: Batch, times: int) -> Any:
+    try:
+        return model(*_repeated(batch.args, times), **_repeated(batch.kwargs, times))
+    except Exception as error:
+        if times > 1:
+            error.add_note(
+                f"The inputs were repeated {times} times along the batch, to draw as many samples in one pass; "
+                "MCDropout(..., max_rows=1) draws one a pass."
+            )
+        raise
+
+
+def _independent(given: int, rows: int, shapes: list[torch.Size | None]) -> bool:
+    """Whether the output has a row for each input, and dropout saw all rows: else they share a mask."""
+    return given == rows and (rows == 0 or all(any(size % rows == 0 for size in shape) for shape in shapes if shape))
+
+
+def _repeatable(inputs: Any, n: int) -> bool:
+    """Whether all that may depend on the batch are plain tensors with the batch in front."""
+    if isinstance(inputs, Tensor):
+        return inputs.dim() == 0 or (inputs.layout == torch.strided and not inputs.is_nested and len(inputs) == n)
+    if isinstance(inputs, Mapping):
+        return all(_repeatable(part, n) for part in inputs.values())
+    if isinstance(inputs, tuple | list):
+        return all(_repeatable(part, n) for part in inputs)
+    return inputs is None or isinstance(inputs, bool | int | float | torch.dtype | torch.device)
+
+
+def _repeated(inputs: Any, times: int) -> Any:
+    """Copies: a model that starts with dropout in place must not change the user's inputs."""
+    if isinstance(inputs, Tensor):
+        return inputs.clone() if times == 1 or inputs.dim() == 0 else torch.cat([inputs] * times)
+    if isinstance(inputs, Mapping):
+        return {key: _repeated(part, times) for key, part in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
+        return type(inputs)(*(_repeated(part, times) for part in inputs))
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(_repeated(part, times) for part in inputs)
+    return inputs

@@ -1,0 +1,96 @@
+"""Deep ensembles: networks trained apart, and how far they disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from ..batches import Adapter, Batch
+from ..capture import device_of, run
+from ..tasks import Prediction, Task, TaskName
+from ..uncertainty import Uncertainty
+from .outputs import OutputBaseline
+
+
+class DeepEnsemble(OutputBaseline):
+    r"""Several networks trained apart from different beginnings (Lakshminarayanan et al., 2017).
+
+    For classes the prediction is that of the mean probability, the aleatoric uncertainty the mean entropy of the
+    members, and the epistemic one the mutual information of class and member, in nats (paper, appendix). For numbers
+    they are the mean, the mean of the variances that the members predict (None where they predict none), and the
+    variance of the members' means, in squared units of the output, summed over outputs.
+
+    Members are run one after the other, each as `LatentDensity` runs a model; they may be on several devices. The
+    result is where the first is.
+
+    Args:
+        models: at least two trained networks that predict the same; they may differ in architecture.
+        logits: False when classifiers return probabilities.
+        task: what they predict; None infers it where the outputs leave no doubt, and says so.
+        output: which tensor, when they return a tuple (its position) or a dict (its key).
+        unpack: see `Baseline`.
+        progress: see `Baseline`.
+
+    Example:
+        >>> ensemble = DeepEnsemble([nn.Linear(4, 3) for _ in range(5)], task="classification")
+        >>> u = ensemble(torch.randn(8, 4))
+        >>> u.epistemic.shape, bool((u.epistemic > 0).all())
+        (torch.Size([8]), True)
+    """
+
+    # Not all at once by torch.vmap over stacked weights. Its time over that of this loop, for five and ten members: on
+    # a CPU core 0.9 to 2.8 for MLPs, and for residual networks on 32×32 images from 0.7 at one image to 2.4 at 128. On
+    # an H200 it is 0.35 at best (ten members, up to 16 images) and 2 at 512 images, and that only with the stacked
+    # weights kept, which would go on scoring with old ones after a member has changed; stacked for each call it is 0.8
+    # to 3.6.
+
+    def __init__(
+        self,
+        models: Iterable[nn.Module],
+        *,
+        logits: bool = True,
+        task: TaskName | Task | None = None,
+        output: int | str | None = None,
+        unpack: Adapter | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.models = _checked(models)
+        super().__init__(self.models[0], logits=logits, task=task, output=output, unpack=unpack, progress=progress)
+
+    def score(self, batch: Batch) -> Uncertainty:
+        """Score one batch, which is where the first member is."""
+        samples: list[Prediction] = []
+        for position, member in enumerate(self.models):
+            device = device_of(member)
+            inputs = batch if device is None else batch.to(device)
+            output, _ = run(member, {}, inputs.args, inputs.kwargs)
+            task = self.known_task(output, batch)
+            sample = self.read(output, task)
+            if samples and sample.value.shape != samples[0].value.shape[1:]:
+                raise ValueError(
+                    f"members must predict the same, but member {position} gave {tuple(sample.value.shape)} and "
+                    f"member 0 {tuple(samples[0].value.shape[1:])} for {len(batch)} inputs."
+                )
+            home = samples[0].value.device if samples else sample.value.device
+            variance = None if sample.variance is None else sample.variance.to(home)[None]
+            samples.append(Prediction(sample.value.to(home)[None], sample.classes, variance))
+        return self.combine(task, samples)
+
+
+def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
+    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+        raise TypeError(f"an ensemble is a list of networks, but one {type(models).__name__} came: pass [model, ...].")
+    members = tuple(models)
+    for position, member in enumerate(members):
+        if not isinstance(member, nn.Module):
+            raise TypeError(f"member {position} must be a torch.nn.Module, not {type(member).__name__}.")
+        first = next(i for i, other in enumerate(members) if other is member)
+        if first != position:
+            raise ValueError(
+                f"members {first} and {position} are one and the same network, which can only agree with itself: pass "
+                "networks that were trained apart."
+            )
+    if len(members) < 2:
+        raise ValueError(f"an ensemble needs at least 2 networks to disagree, not {len(members)}.")
+    return members

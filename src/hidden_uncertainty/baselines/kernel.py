@@ -1,0 +1,137 @@
+"""Local densities from kernels on the training activations: Mandelbaum & Weinshall (2017), and the Gaussian kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Unpack, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .._condition import Condition
+from .features import FeatureBaseline, Layers, LayerScore, Options
+from .neighbours import QUERIES, Backend, Index, check_search, squared_distances
+
+How = Literal["ratio", "gaussian"]
+Rule = Literal["scott", "silverman"]
+
+
+class _Ratio(LayerScore):
+    """The share that points of other classes have in the local density."""
+
+    classes: Tensor
+
+    def __init__(self, points: Tensor, classes: Tensor, k: int, backend: Backend) -> None:
+        super().__init__()
+        self.k, self.index = k, Index(points, k, backend)
+        self.register_buffer("classes", classes.clone())
+
+    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        away, near = self.index.search(z, min(self.k + seen, len(self.classes)))
+        away, near = away[:, int(seen) :], near[:, int(seen) :]
+        share = (-away).softmax(1)  # exp(-‖z - z_j‖) over their sum, however far
+        return (share * (self.classes[near] != prediction[:, None])).sum(1)
+
+
+class _Gaussian(LayerScore):
+    """-log of the mean of Gaussian kernels around all points."""
+
+    points: Tensor
+    center: Tensor
+
+    def __init__(self, points: Tensor, bandwidth: float) -> None:
+        super().__init__()
+        self.bandwidth = bandwidth
+        self.register_buffer("points", points.detach().clone())
+        self.register_buffer("center", points.mean(0, dtype=torch.float64))
+
+    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        total = torch.cat([self._log_sum(rows) for rows in z.split(QUERIES)])
+        count, dim = self.points.shape
+        if seen:  # without the row's own kernel, which is exp(0)
+            total, count = total.clamp(min=1e-12).expm1().log(), count - 1
+        return math.log(count) + 0.5 * dim * math.log(2 * math.pi * self.bandwidth**2) - total
+
+    def _log_sum(self, rows: Tensor) -> Tensor:
+        blocks = squared_distances(rows, self.points, self.center)
+        sums = [(-0.5 * squares / self.bandwidth**2).logsumexp(1) for _, squares in blocks]
+        return torch.stack(sums).logsumexp(0)
+
+
+class KernelDensity(FeatureBaseline):
+    r"""How much of the local density around activations belongs to another class than the predicted one.
+
+    .. math::
+        s(z) = 1 - \frac{\sum_{j \in \mathrm{kNN}(z),\, y_j = \hat y} e^{-\lVert z - z_j \rVert}}
+                        {\sum_{j \in \mathrm{kNN}(z)} e^{-\lVert z - z_j \rVert}}
+
+    After Mandelbaum & Weinshall (2017). It says how contested a place is, not how far: amid strangers that agree with
+    the prediction it is zero. `how="gaussian"` is a density instead, which needs no classes,
+
+    .. math:: s(z) = -\log \frac 1 n \sum_j \mathcal N(z \mid z_j, h^2 I)
+
+    Args:
+        model: any trained network.
+        layers: as for `LatentDensity`; the authors take the penultimate one.
+        how: `"ratio"` or `"gaussian"`.
+        condition: for the ratio, the classes of training data are what the network predicts, or their labels, as
+            published.
+        k: neighbours in the ratio.
+        bandwidth: h of the Gaussian kernel: a number, or Scott's :math:`n^{-1/(d+4)}` or Silverman's
+            :math:`(n (d + 2) / 4)^{-1/(d+4)}` rule times the root of the mean variance.
+        backend: of the search, as for `NearestNeighbours`.
+        options: see `FeatureBaseline`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+        >>> method = KernelDensity(model, "0", how="gaussian", task="classification").fit(x.split(100))
+        >>> u = method(torch.tensor([[0.0, 0.0], [30.0, -20.0]]))
+        >>> bool(u.epistemic[1] > u.epistemic[0])
+        True
+    """
+
+    unit = "share"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers,
+        *,
+        how: How = "ratio",
+        condition: Condition = "prediction",
+        k: int = 50,
+        bandwidth: float | Rule = "scott",
+        backend: Backend = "torch",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, layers, condition=condition, **options)
+        check_search(k, backend)
+        if how not in get_args(How):
+            raise ValueError(f"how must be one of {get_args(How)}, not {how!r}.")
+        if bandwidth not in get_args(Rule) and not (isinstance(bandwidth, int | float) and 0 < bandwidth < math.inf):
+            raise ValueError(f"bandwidth must be a positive number or one of {get_args(Rule)}, not {bandwidth!r}.")
+        self.how, self.k, self.bandwidth, self.backend = how, k, bandwidth, backend
+        self.needs_classes = how == "ratio"
+        self.unit = "share" if how == "ratio" else "nats"
+
+    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
+        """Keep the activations, with their classes or a bandwidth."""
+        if y is not None:
+            return _Ratio(z, y, self.k, self.backend)
+        return _Gaussian(z, find_bandwidth(z, self.bandwidth))
+
+
+def find_bandwidth(z: Tensor, bandwidth: float | Rule) -> float:
+    """The bandwidth for points z (n, d) that a rule gives, or the number itself.
+
+    Example:
+        >>> round(find_bandwidth(torch.tensor([[-1.0], [1.0]] * 16), "scott"), 6)    # 32 points, deviation 1
+        0.5
+    """
+    if not isinstance(bandwidth, str):
+        return float(bandwidth)
+    count, dim = z.shape
+    scale = math.sqrt(float(z.double().var(0, correction=0).mean()))
+    effective = count if bandwidth == "scott" else count * (dim + 2) / 4
+    return float(scale * effective ** (-1 / (dim + 4)))

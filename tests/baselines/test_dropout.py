@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hidden_uncertainty.baselines.dropout import MCDropout
+from hidden_uncertainty.tasks import Regression
+
+
+def seeded(build: Any, seed: int = 0) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def classifier() -> nn.Sequential:
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(32, 3)
+        )
+    )
+
+
+def inputs(n: int = 6, width: int = 4, seed: int = 1) -> Tensor:
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+
+
+def snapshot(model: nn.Module) -> tuple[Any, ...]:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    flags = [(p.requires_grad, p.grad is None) for p in model.parameters()]
+    return state, modes, hooks, flags
+
+
+def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return one[1:] == other[1:] and all(torch.equal(value, other[0][name]) for name, value in one[0].items())
+
+
+def test_mean_and_variance_of_a_linear_layer() -> None:
+    """w·mask(x)/(1-p) has the mean w·x and the variance p/(1-p) Σ (w x)²."""
+    p, samples = 0.25, 20_000
+    model = seeded(lambda: nn.Sequential(nn.Dropout(p), nn.Linear(4, 1)))
+    x = inputs(5)
+    weight, bias = model[1].weight.detach(), model[1].bias.detach()
+    u = MCDropout(model, samples, task="regression")(x)
+    products = x * weight
+    variance = p / (1 - p) * products.square().sum(1)
+    deviation = (variance / samples).sqrt()
+    assert ((u.prediction - products.sum(1) - bias).abs() < 5 * deviation).all()
+    torch.testing.assert_close(u.epistemic, variance, rtol=0.06, atol=0.0)
+    assert u.aleatoric is None
+
+
+@pytest.mark.parametrize("max_rows", [1, 6, 13, 10_000])
+def test_all_at_once_draws_from_the_distribution_of_a_loop(max_rows: int) -> None:
+    model, x = classifier(), inputs()
+    samples = 4000 if max_rows > 1 else 1500
+    u = MCDropout(model, samples, max_rows=max_rows)(x)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(5)
+        model.eval()
+        model[3].train()
+        p = torch.stack([model(x).softmax(1) for _ in range(samples)])
+    own = -(p * p.log()).sum(-1)
+    total = -(p.mean(0) * p.mean(0).log()).sum(-1)
+    assert u.aleatoric is not None
+    error = own.std(0) / samples**0.5
+    assert ((u.aleatoric - own.mean(0)).abs() < 6 * error).all()
+    torch.testing.assert_close(u.epistemic, total - own.mean(0), rtol=0.25, atol=1e-3)
+    assert torch.equal(u.prediction, p.mean(0).argmax(1))
+
+
+def test_a_pass_a_sample_is_the_loop_that_one_would_write() -> None:
+    model, x = classifier().eval(), inputs()
+    u = MCDropout(model, 7, seed=3, max_rows=1)(x)
+    model[3].train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(3)
+        p = torch.stack([model(x).softmax(1) for _ in range(7)])
+    own = -(p * p.log()).sum(-1).mean(0)
+    torch.testing.assert_close(u.aleatoric, own)
+    torch.testing.assert_close(u.epistemic, -(p.mean(0) * p.mean(0).log()).sum(-1) - own, rtol=1e-3, atol=1e-6)
+
+
+def test_rows_do_not_share_masks() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 1))
+    row = inputs(1, 64).expand(8, 64)
+    epistemic = MCDropout(model, task="regression")(row).epistemic
+    assert len(epistemic.unique()) == 8
+
+
+@pytest.mark.parametrize("max_rows", [1, 15, 512])
+def test_same_seed_same_result_and_the_generator_goes_on(max_rows: int) -> None:
+    model, x = classifier(), inputs()
+    before = torch.get_rng_state()
+    first = MCDropout(model, seed=1, max_rows=max_rows)(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    again = MCDropout(model, seed=1, max_rows=max_rows)
+    assert torch.equal(again(x).epistemic, first.epistemic)
+    assert torch.equal(again(x).epistemic, first.epistemic)
+    assert not torch.equal(MCDropout(model, seed=2, max_rows=max_rows)(x).epistemic, first.epistemic)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_what_it_was(training: bool) -> None:
+    model = classifier().train(training)
+    model[3].train(not training)
+    before = snapshot(model)
+    MCDropout(model)(inputs())
+    assert same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("max_rows", [1, 512])
+def test_the_model_is_what_it_was_also_when_it_raises(max_rows: int) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ArithmeticError("no")
+
+    model = nn.Sequential(*classifier(), Fails())
+    before, state = snapshot(model), torch.get_rng_state()
+    with pytest.raises(ArithmeticError) as caught:
+        MCDropout(model, task="classification", max_rows=max_rows)(inputs())
+    assert same(snapshot(model), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    notes = getattr(caught.value, "__notes__", [])
+    assert bool(notes) == (max_rows > 1)
+    assert all("repeated 10 times along the batch" in note and "max_rows=1" in note for note in notes)
+
+
+def test_only_dropout_is_in_training_mode_while_it_runs() -> None:
+    modes = []
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.append([module.training for module in model])
+            return x
+
+    model = nn.Sequential(*classifier(), Looks()).train()
+    MCDropout(model, task="classification")(inputs())
+    assert modes == [[False, False, False, True, False, False]]
+
+
+@pytest.mark.parametrize(("samples", "n", "max_rows", "passes"), [(10, 6, 512, 1), (10, 6, 24, 3), (10, 6, 5, 10)])
+def test_how_many_passes(samples: int, n: int, max_rows: int, passes: int) -> None:
+    rows = []
+    model = classifier()
+    method = MCDropout(model, samples, max_rows=max_rows, task="classification")
+    handle = model[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
+    method(inputs(n))
+    handle.remove()
+    assert sum(rows) == samples * n
+    assert len(rows) == passes
+    assert max(rows) <= max(max_rows, n)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Dropout(0.5), (8,)),
+        (nn.Dropout1d(0.5), (8, 3)),
+        (nn.Dropout2d(0.5), (8, 2, 2)),
+        (nn.Dropout3d(0.5), (8, 2, 2, 2)),
+        (nn.AlphaDropout(0.5), (8,)),
+        (nn.FeatureAlphaDropout(0.5), (8, 2)),
+    ],
+)
+def test_every_kind_of_dropout(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1).sum(1)
+
+    u = MCDropout(nn.Sequential(layer, Sums()), task="regression")(torch.rand(5, *shape))
+    assert (u.epistemic > 0).all()
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_transformers_whose_fused_path_leaves_dropout_out(padded: bool) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2)
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
+            return self.out(self.encoder(x, src_key_padding_mask=padding)[:, 0])
+
+    model = seeded(Encoder).eval()
+    before = snapshot(model)
+    padding = torch.arange(5) >= torch.tensor([[3], [5], [4], [2]])
+    u = MCDropout(model, task="classification")(torch.randn(4, 5, 8), padding if padded else None)
+    assert (u.epistemic > 1e-4).all()
+    assert same(snapshot(model), before)
+
+
+def test_dropout_inside_attention_and_recurrent_layers() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0].sum((1, 2))
+
+    class Recurs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = nn.GRU(8, 6, num_layers=2, dropout=0.5, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.recurrent(x)[0].sum((1, 2))
+
+    for build in (Attends, Recurs):
+        assert (MCDropout(seeded(build), task="regression")(torch.randn(4, 5, 8)).epistemic > 0).all()
+
+
+class Shared(nn.Module):
+    """Drops of a table that all rows share, as of embeddings of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(1, 7))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sum(1, keepdim=True) + self.drop(self.table)).sum(1)
+
+
+class Graph(nn.Module):
+    """Nodes and edges: the second input has no batch in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return x.index_add(0, edges[0], self.drop(x)[edges[1]]).sum(1)
+
+
+class TimeFirst(nn.Module):
+    """Inputs (time, batch, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x).sum((0, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "n"),
+    [
+        (Shared(), (torch.randn(5, 3),), 5),
+        (Graph(), (torch.rand(6, 2) + 1, torch.tensor([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])), 6),
+        (TimeFirst(), (torch.randn(3, 5, 4),), 5),
+    ],
+)
+def test_what_cannot_be_repeated_is_run_sample_by_sample(model: nn.Module, args: tuple[Tensor, ...], n: int) -> None:
+    together, alone = (MCDropout(model, 30, task="regression", max_rows=rows) for rows in (512, 1))
+    u = together(*args)
+    assert u.epistemic.shape == (n,)
+    assert (u.epistemic > 0).all()
+    torch.testing.assert_close(u.epistemic, alone(*args).epistemic)
+
+
+def test_keywords_scalars_and_nested_inputs_are_repeated() -> None:
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.rows = nn.Dropout(0.5), 0
+
+        def forward(self, pair: tuple[Tensor, Tensor], *, scale: Tensor, more: dict[str, Tensor], flag: bool) -> Tensor:
+            self.rows = len(pair[0])
+            return self.drop(pair[0] * scale + pair[1] + more["x"]).sum(1)
+
+    model, x = Takes(), inputs()
+    u = MCDropout(model, 10, task="regression")((x, x), scale=torch.tensor(2.0), more={"x": x}, flag=True)
+    assert model.rows == 60
+    assert u.epistemic.shape == (6,)
+
+
+@pytest.mark.parametrize("max_rows", [1, 512])
+def test_dropout_in_place_leaves_the_inputs_alone(max_rows: int) -> None:
+    x = inputs()
+    before = x.clone()
+    MCDropout(nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)), max_rows=max_rows)(x)
+    assert torch.equal(x, before)
+
+
+def test_the_mean_of_predicted_variances_is_aleatoric() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    method = MCDropout(model, 50, task=Regression(spread="columns", spread_is="log_variance"), max_rows=60)
+    u = method(inputs())
+    assert u.prediction.shape == u.epistemic.shape == (6,)
+    assert u.aleatoric is not None
+    assert (u.aleatoric > 0).all()
+    assert method.unit == "squared units of the output"
+
+
+def test_task_is_inferred_from_labels_of_a_loader() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1))
+    method = MCDropout(model)
+    u = method.predict([(inputs(), torch.randn(6))])
+    assert method.task is not None
+    assert method.task.name == "regression"
+    assert u.prediction.is_floating_point()
+
+
+def test_no_inputs() -> None:
+    assert len(MCDropout(classifier())(torch.zeros(0, 4))) == 0
+
+
+def test_threads_with_one_model_and_with_several() -> None:
+    models = [classifier() for _ in range(2)]
+    x = inputs(50)
+    expected = MCDropout(models[0], 20)(x).epistemic
+    state = torch.get_rng_state()
+    results: list[Tensor] = []
+
+    def score(model: nn.Module) -> None:
+        for _ in range(10):
+            results.append(MCDropout(model, 20)(x).epistemic)
+
+    threads = [threading.Thread(target=score, args=(models[i % 2],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 40
+    assert all(torch.equal(result, expected) for result in results)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Functional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Linear(4, 3), "has no dropout layer"),
+        (Functional(), r"functional\.dropout cannot be seen"),
+        (nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 3)), r"p=0 only \('0'\)"),
+        (nn.GRU(4, 3), r"insert_dropout\(model, 0\.1\)"),
+    ],
+)
+def test_without_dropout(model: nn.Module, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        MCDropout(model)
+
+
+def test_dropout_that_is_never_called() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(RuntimeError, match=r"none of the model's dropout layers \('drop'\) was called"):
+        MCDropout(Idle())(inputs())
+
+
+@pytest.mark.parametrize(("options", "text"), [({"samples": 1}, "at least 2"), ({"max_rows": 0}, "at least 1")])
+def test_bad_options(options: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        MCDropout(classifier(), **options)  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_is_seen_through() -> None:
+    model = classifier()
+    expected = MCDropout(copy.deepcopy(model))(inputs()).epistemic
+    assert torch.equal(MCDropout(torch.compile(model))(inputs()).epistemic, expected)  # type: ignore[arg-type]
