@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+
+DATA = "HIDDEN_UNCERTAINTY_DATA"
 
 app = typer.Typer(
     name="hidden-uncertainty",
@@ -15,6 +18,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+
+data_app = typer.Typer(help="Image data sets: what there is, what is here, fetching, checking.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+Root = Annotated[Path | None, typer.Option(file_okay=False, help="Folder that holds the data sets.", envvar=DATA)]
+Name = Annotated[str, typer.Argument(help="Which data set; `data list` names them.")]
 
 
 def _version(wanted: bool) -> None:
@@ -58,9 +66,10 @@ def demo(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which study: digits.")],
+    name: Annotated[str, typer.Argument(help="Which study: digits, toy-regression, uci.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
+    data: Root = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
 ) -> None:
     """Run a study on real data and write its result file."""
@@ -70,12 +79,56 @@ def reproduce(
         study = load(name)
     except ValueError as error:
         _stop(str(error))
+    if data is not None:
+        os.environ[DATA] = str(data)
     options = f" --seeds {seeds}" * (seeds != 5) + " --quick" * quick
     try:
         path = study(seeds=range(seeds), quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
+    except FileNotFoundError as error:
+        _stop(str(error))
     except OSError as error:
         _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
     typer.echo(f"written: {path}")
+
+
+@data_app.command("list")
+def data_list(root: Root = None) -> None:
+    """List data sets, their size and terms, and which are here."""
+    from .datasets.images import listing
+
+    for entry in listing(root):
+        found = {"all": "here", "some": "in part", "none": "-", None: "?"}[entry.found]
+        typer.echo(f"{entry.name:13}{found:9}{entry.megabytes:5} MB  {entry.contents}  ({entry.terms})")
+
+
+@data_app.command("fetch")
+def data_fetch(name: Name, root: Root = None) -> None:
+    """Download a data set from where it is published."""
+    from .datasets.images import fetch
+
+    try:
+        written = fetch(name, root)
+    except (ImportError, OSError, ValueError) as error:
+        _stop(str(error))
+    for path in written:
+        typer.echo(f"written: {path}")
+    if not written:
+        typer.echo(f"{name} is complete: nothing to fetch.")
+
+
+@data_app.command("verify")
+def data_verify(name: Name, root: Root = None) -> None:
+    """Compare a data set with its published checksums; fails unless all is as published."""
+    from .datasets.images import verify
+
+    try:
+        checks = verify(name, root)
+    except (OSError, ValueError) as error:
+        _stop(str(error))
+    for check in checks:
+        typer.echo(f"{check.state:10}{check.path}")
+    if any(check.state != "official" for check in checks):
+        raise typer.Exit(1)
 
 
 def _stop(message: str) -> NoReturn:
