@@ -223,3 +223,39 @@ def test_exports() -> None:
 def test_errors(log_likelihood: Tensor, log_weight: Tensor, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         infer(log_likelihood, log_weight)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared support", "own support"])
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1.3, 0.2), (-2.0, 0.05)])
+def test_integral_of_gaussians_is_the_closed_form(mean: float, deviation: float, own: bool) -> None:
+    prior, seen = 1.5, torch.tensor([0.3, -1.0, 4.0], dtype=torch.float64)
+    points = torch.linspace(-15, 15, 4001, dtype=torch.float64)
+    points = points + 0.003 * torch.arange(3)[:, None] if own else points
+    log_volume = torch.full_like(points, math.log(30 / 4000))
+    log_volume[..., [0, -1]] -= math.log(2)
+
+    def normal(mean: float | Tensor, deviation: float) -> torch.distributions.Normal:
+        return torch.distributions.Normal(
+            torch.as_tensor(mean, dtype=torch.float64), torch.tensor(deviation, dtype=torch.float64)
+        )
+
+    log_weight = normal(mean, prior).log_prob(points) + log_volume
+    result = infer(normal(points, deviation).log_prob(seen[:, None]), log_weight, log_volume)
+    expected = normal(mean, math.hypot(prior, deviation)).log_prob(seen)
+    torch.testing.assert_close(result.log_evidence, expected, rtol=0, atol=1e-9)
+    spread = math.sqrt(1 / (prior**-2 + deviation**-2))
+    torch.testing.assert_close(result.entropy, normal(0.0, spread).entropy().expand(3), rtol=0, atol=1e-6)
+    assert result.log_entropy is None
+    torch.testing.assert_close(result.log_posterior.exp().sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_a_weight_of_each_input_takes_its_point_out() -> None:
+    log_weight = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
+    result = infer(torch.zeros(2, 2), log_weight, torch.zeros(2, 2))
+    torch.testing.assert_close(result.entropy, torch.tensor([math.log(2), 0.0]))
+    assert result.log_posterior[1, 1] == -math.inf
+
+
+def test_volumes_of_another_shape() -> None:
+    with pytest.raises(ValueError, match=r"log_volume of the shape of log_weight, \(2,\); got \(3,\)"):
+        infer(torch.zeros(4, 2), torch.zeros(2), torch.zeros(3))

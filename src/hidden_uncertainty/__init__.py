@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from . import metrics
 from .calibration import Calibration
-from .density import Density, GaussianMixture
+from .density import Density, GaussianMixture, JointMixture
+from .distribution import OutputDistribution
 from .estimator import LatentDensity
 from .extract import Features
 from .layers import layers
 from .reduce import Reduce
+from .tasks import Classification, Regression
 from .uncertainty import LayerScores, Uncertainty
 
 if TYPE_CHECKING:
@@ -20,12 +22,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Calibration",
+    "Classification",
     "Density",
     "Features",
     "GaussianMixture",
+    "JointMixture",
     "LatentDensity",
     "LayerScores",
+    "OutputDistribution",
     "Reduce",
+    "Regression",
     "Uncertainty",
     "layers",
     "metrics",

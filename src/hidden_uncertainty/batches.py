@@ -140,6 +140,19 @@ def batches(
         )
 
 
+def count(loader: Iterable[Any]) -> int | None:
+    """How many batches a loader gives, where it knows.
+
+    Example:
+        >>> count([torch.zeros(3, 4)]), count(iter([torch.zeros(3, 4)]))
+        (1, None)
+    """
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def require_repeatable(loader: Iterable[Any], passes: int) -> None:
     """Raise if a loader that can be read only once has to be read several times.
 

@@ -7,25 +7,28 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from . import io
+from ._condition import Condition, condition_of, default_density, fit_marginal, refine
+from ._options import chosen_densities, chosen_layers
 from .batches import Adapter, Batch
 from .calibration import Calibration
 from .capture import device_of
-from .density import KINDS, Density, GaussianMixture
+from .density import KINDS, Density
+from .distribution import OutputDistribution
 from .extract import Extractor, Features
-from .head import Head, LayerHead
+from .head import Head, LayerHead, build, with_kind
 from .identity import check_same, describe, weights
-from .marginal import Categorical
+from .marginal import KINDS as MARGINALS
+from .marginal import Categorical, Marginal
+from .marginal.base import MarginalName
 from .reduce import How, Reduce, Reduction
-from .tasks import Classification, TaskName
+from .tasks import Prediction, Task, TaskName, as_task, from_config
 from .uncertainty import LayerScores, Uncertainty
-
-Condition = Literal["prediction", "label"]
 
 
 class LatentDensity:
@@ -35,26 +38,33 @@ class LatentDensity:
         \text{epistemic} = -\log p(z) = -\log \sum_{\hat y} p(z \mid \hat y)\, p(\hat y), \qquad
         \text{aleatoric} = -\sum_{\hat y} p(\hat y \mid z) \log p(\hat y \mid z)
 
-    with z the activations of a layer, reduced to at most `max_dim` dimensions (paper, eq. 5, 6 and Algorithm 1). The
-    model is referenced, not owned: it is never changed, moved or saved.
+    with z the activations of a layer, reduced to at most `max_dim` dimensions (paper, eq. 5, 6 and Algorithm 1); the
+    sums are integrals where the network predicts numbers. The model is referenced, not owned: it is never changed,
+    moved or saved.
 
     Args:
         model: any trained `nn.Module`.
         layers: the dotted name of a layer, several of them, or a mapping from names to how each is reduced
             (`Reduce`). List them with `layers(model, example)`.
-        density: p(z | ŷ), copied for every layer; or a mapping with one for each layer.
+        density: p(z | ŷ), copied for every layer; or a mapping with one for each layer. None is a `GaussianMixture` a
+            class for classes and a `JointMixture` for numbers.
         max_dim: layers that are wider are reduced to this many dimensions; None never reduces.
         reduce: how a layer's output becomes a vector: `"flatten"`, `"channels"`, `"tokens"`, `"token"`, `"project"`, or
             a `Reduce`, whose own `max_dim` then counts.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and says so.
+        task: what the network predicts, `"classification"`, `"regression"`, or a `Regression` that says where a
+            predicted variance is; None infers it where the outputs leave no doubt, and says so.
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        condition: fit p(z | ŷ) given the network's predictions, as in the paper, or given the labels.
+        condition: fit p(z | ŷ) given the network's predictions, as in the paper, or given the labels. With predictions
+            p(ŷ | z) is as narrow as the density allows, since ŷ is a function of z; labels show the noise of the data.
+        marginal: p(ŷ) of numbers: `"auto"` chooses by held-out likelihood among `"uniform"`, `"gaussian"`,
+            `"beta-prime"` and `"histogram"`; a marginal of your own can say its support too.
         combine: which layer the top-level scores are: `"last"` named, or a layer's name.
         unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
         seed: of random projections.
         progress: show progress bars; None shows them on a terminal.
 
     Example:
+        >>> from hidden_uncertainty import GaussianMixture
         >>> model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> x = torch.randn(3000, 2, generator=torch.Generator().manual_seed(0))
         >>> detector = LatentDensity(model, layers="0", density=GaussianMixture(components=2), task="classification")
@@ -72,33 +82,36 @@ class LatentDensity:
         *,
         max_dim: int | None = 512,
         reduce: How | Reduce = "flatten",
-        task: TaskName | None = None,
+        task: TaskName | Task | None = None,
         output: int | str | None = None,
         condition: Condition = "prediction",
+        marginal: MarginalName | Literal["auto"] | Marginal = "auto",
         combine: str = "last",
         unpack: Adapter | None = None,
         seed: int = 0,
         progress: bool | None = None,
     ) -> None:
         default = reduce if isinstance(reduce, Reduce) else Reduce(reduce, max_dim=max_dim)
-        chosen = _layers(layers, default)
-        if task not in (None, "classification"):
-            raise ValueError(f"task must be 'classification' or None, not {task!r}.")
+        chosen = chosen_layers(layers, default)
         if condition not in ("prediction", "label"):
             raise ValueError(f"condition must be 'prediction' or 'label', not {condition!r}.")
         if combine != "last" and combine not in chosen:
             raise ValueError(f"combine must be 'last' or one of the layers {list(chosen)}, not {combine!r}.")
-        self.densities = _densities(GaussianMixture() if density is None else density, chosen)
+        if isinstance(marginal, str) and marginal not in ("auto", *get_args(MarginalName)):
+            raise ValueError(
+                f"marginal must be 'auto', one of {get_args(MarginalName)} or a marginal, not {marginal!r}."
+            )
+        self.densities = None if density is None else chosen_densities(density, chosen)
         self.extractor = Extractor(
             model,
             chosen,
-            task=None if task is None else Classification(output),
+            task=as_task(task, output),
             output=output,
             unpack=unpack,
             seed=seed,
             progress=progress,
         )
-        self.condition, self.combine, self.progress = condition, combine, progress
+        self.condition, self.marginal, self.combine, self.progress = condition, marginal, combine, progress
         self.head: Head | None = None
         self._reductions: Mapping[str, Reduction] | None = None
         self.calibrated: Literal["unseen", "holdout"] | None = None
@@ -164,15 +177,9 @@ class LatentDensity:
             calibration: of data that the network was not trained on.
         """
         self._require(features, features.reductions)
-        y = self._condition(features)
-        marginal = Categorical().fit(y, classes=max(features.classes, int(y.max()) + 1))
-        if len(marginal.support) < 2:
-            raise ValueError(
-                f"all {len(y):,} inputs have the {self.condition} {int(y[0])}, so there is nothing to be torn between. "
-                "Check the network and the loader; a single logit, (n, 1), must be one, not a probability."
-            )
-        if len(y) < features.classes:
-            raise ValueError(f"{len(y)} inputs are fewer than the network's {features.classes} classes: fit to more.")
+        y = condition_of(features, self.condition)
+        marginal = fit_marginal(self.marginal, y, features, self.condition).to(features.prediction.device)
+        densities = self.densities or chosen_densities(default_density(features.classes), self.extractor.layers)
         parts = {}
         for name in self.layers:
             if bool((features.z[name] == features.z[name][0]).all()):
@@ -181,13 +188,18 @@ class LatentDensity:
                     "about any. Choose another layer."
                 )
             with _layer_in_warnings(name):
-                density = copy.deepcopy(self.densities[name]).fit(features.z[name], y, progress=self.progress)
-            part = LayerHead(features.reductions[name], density)
-            if calibration is not None:
-                self._require(calibration, features.reductions)
-                part.calibration = Calibration().fit(part(calibration.z[name], marginal).epistemic)
-            parts[name] = part
-        self.head = Head(parts, marginal.to(features.prediction.device))
+                density = copy.deepcopy(densities[name]).fit(features.z[name], y, progress=self.progress)
+            parts[name] = LayerHead(features.reductions[name], density)
+        refine(marginal, parts, features)
+        if calibration is not None:
+            self._require(calibration, features.reductions)
+            for name, part in parts.items():
+                scores = part(calibration.z[name], marginal, calibration.prediction)
+                part.calibration = Calibration().fit(scores.epistemic)
+                if scores.expected_error is not None and calibration.label is not None:
+                    label = condition_of(calibration, "label")
+                    part.conformal = Calibration().fit(_error(label, calibration.prediction, scores.expected_error))
+        self.head = Head(parts, marginal)
         self._reductions = self.head.reductions
         self.calibrated = None if calibration is None else "unseen"
         self._threshold = None
@@ -195,9 +207,7 @@ class LatentDensity:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs, given as the model takes them."""
-        batch = Batch(args, kwargs, None)
-        device = device_of(self.model)
-        return self._score(batch if device is None else batch.to(device))
+        return self._score(self._batch(args, kwargs))
 
     def predict(self, loader: Iterable[Any]) -> Uncertainty:
         """Score all of a loader; the result is on the CPU."""
@@ -209,8 +219,47 @@ class LatentDensity:
         """Score features that `extract` gave."""
         head = self._fitted()
         self._require(features, head.reductions)
-        scores = head.score({name: (features.z[name], features.residual[name]) for name in self.layers})
-        return self._result(features.prediction, scores)
+        reduced = {name: (features.z[name], features.residual[name]) for name in self.layers}
+        prediction = Prediction(features.prediction, features.classes, features.variance)
+        return self._result(prediction, head.score(reduced, prediction.value))
+
+    def distribution(self, *args: Any, **kwargs: Any) -> OutputDistribution:
+        """p(ŷ | z) as a whole, for networks that predict one number: quantiles, and regions of asked mass.
+
+        Inputs are given as the model takes them; z is that of the layer that `combine` names.
+        """
+        head = self._fitted()
+        batch = self._batch(args, kwargs)
+        output, reduced = self.extractor.read(batch, {self._top: head.reductions[self._top]})
+        prediction = self._predict(output).value.to(head.device)
+        if head.marginal.nodes(prediction[:1]).points.dim() != 1 or isinstance(head.marginal, Categorical):
+            raise TypeError("a distribution over a grid is for networks that predict one number an input.")
+        z = reduced[self._top][0].to(head.device)
+        found = list(head.layers[self._top].posteriors(z, head.marginal, prediction))
+        log_mass = torch.cat([posterior.log_posterior for posterior, _, _ in found])
+        return OutputDistribution(found[0][1].points, log_mass, prediction)
+
+    def interval(self, u: Uncertainty, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        r"""Bounds that hold the label of a share of new inputs, whatever the density: split conformal prediction.
+
+        .. math:: \hat y \pm q\, s(z), \qquad s(z)^2 = E[(y - \hat y)^2 \mid z]
+
+        with q from the errors on the calibration data, in units of s(z): P(y between) ≥ coverage over calibration and
+        new inputs, if these are exchangeable. Of several outputs, all lie between together. Where s(z) follows the
+        noise of the data, as it can with `condition="label"`, so do the bounds.
+
+        Args:
+            u: scores of this detector.
+            coverage: the share asked.
+        """
+        conformal = self._fitted().layers[self._top].conformal
+        if conformal is None or u.expected_error is None:
+            raise RuntimeError(
+                "intervals are for networks that predict numbers and need labelled data that the network was not "
+                "trained on: call fit(train, calibration=unseen) with a loader that gives (x, y)."
+            )
+        half = conformal.threshold(1 - coverage) * u.expected_error
+        return u.prediction - half, u.prediction + half
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
         """The score above which inputs are surprising from now on (`u.surprising`), chosen without any outlier.
@@ -241,11 +290,9 @@ class LatentDensity:
         header = {
             "head": head.config(),
             "model": describe(self.model),
-            "densities": {
-                name: {"kind": type(density).__name__, **density.config()} for name, density in self.densities.items()
-            },
-            "task": self.extractor.task.name,
-            "output": self.extractor.output,
+            "densities": {name: with_kind(density) for name, density in (self.densities or {}).items()},
+            "task": self.extractor.task.config(),
+            "marginal": self.marginal if isinstance(self.marginal, str) else with_kind(self.marginal),
             "condition": self.condition,
             "combine": self.combine,
             "seed": self.extractor.seed,
@@ -277,16 +324,14 @@ class LatentDensity:
         check_same(model, header["model"], tensors.pop("weights"), path)
         head = Head.from_config(header["head"])
         head.load_state_dict(tensors)
-        densities = {}
-        for name, config in header["densities"].items():
-            densities[name] = KINDS[config.pop("kind")].from_config(config)
+        marginal: Any = header["marginal"]
         detector = cls(
             model,
             {name: reduction.reduce for name, reduction in head.reductions.items()},
-            densities,
-            task=header["task"],
-            output=header["output"],
+            {name: build(KINDS, config, "density") for name, config in header["densities"].items()} or None,
+            task=from_config(header["task"]),
             condition=header["condition"],
+            marginal=build(MARGINALS, marginal, "marginal") if isinstance(marginal, dict) else marginal,
             combine=header["combine"],
             unpack=unpack,
             seed=header["seed"],
@@ -313,24 +358,30 @@ class LatentDensity:
     def _score(self, batch: Batch, index: int | None = None) -> Uncertainty:
         head = self._fitted()
         output, reduced = self.extractor.read(batch, head.reductions, index)
-        assert self.extractor.task is not None
-        prediction, _ = self.extractor.task.predict(output)
-        return self._result(prediction, head.score(reduced))
+        prediction = self._predict(output)
+        return self._result(prediction, head.score(reduced, prediction.value))
 
-    def _result(self, prediction: Tensor, scores: Mapping[str, LayerScores]) -> Uncertainty:
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+        batch, device = Batch(args, kwargs, None), device_of(self.model)
+        return batch if device is None else batch.to(device)
+
+    def _predict(self, output: Any) -> Prediction:
+        assert self.extractor.task is not None
+        return self.extractor.task.predict(output)
+
+    def _result(self, prediction: Prediction, scores: Mapping[str, LayerScores]) -> Uncertainty:
         top = scores[self._top]
         return Uncertainty(
-            prediction, top.epistemic, top.aleatoric, top.log_aleatoric, top.p_value, scores, self._threshold
+            prediction.value,
+            top.epistemic,
+            top.aleatoric,
+            top.log_aleatoric,
+            top.p_value,
+            scores,
+            self._threshold,
+            top.expected_error,
+            prediction.variance,
         )
-
-    def _condition(self, features: Features) -> Tensor:
-        if self.condition == "prediction":
-            return features.prediction
-        label = features.label
-        if label is None or label.dim() != 1 or label.is_floating_point():
-            got = "none" if label is None else f"{tuple(label.shape)} of {label.dtype}"
-            raise ValueError(f"condition='label' needs one whole-numbered label an input in the loader, but got {got}.")
-        return label.long().to(features.prediction.device)
 
     def _require(self, features: Features, reductions: Mapping[str, Reduction]) -> None:
         missing = [name for name in self.layers if name not in features.z]
@@ -344,6 +395,12 @@ class LatentDensity:
             )
 
 
+def _error(label: Tensor, prediction: Tensor, expected: Tensor) -> Tensor:
+    """The error in units of the expected one, the largest of several outputs: (n,)."""
+    error = (label - prediction).abs() / expected
+    return error.amax(1) if error.dim() > 1 else error
+
+
 @contextmanager
 def _layer_in_warnings(name: str) -> Iterator[None]:
     """Say which layer a density warns about, to the caller of `fit`."""
@@ -352,25 +409,3 @@ def _layer_in_warnings(name: str) -> Iterator[None]:
         yield
     for warning in caught:
         warnings.warn(f"layer {name!r}: {warning.message}", warning.category, stacklevel=4)
-
-
-def _layers(layers: str | Sequence[str] | Mapping[str, Reduce], default: Reduce) -> dict[str, Reduce]:
-    if isinstance(layers, str):
-        layers = [layers]
-    if isinstance(layers, Mapping):
-        chosen = dict(layers)
-    else:
-        chosen = dict.fromkeys(layers, default)
-        if len(chosen) != len(layers):
-            raise ValueError(f"a layer is named twice in {list(layers)}.")
-    if not chosen:
-        raise ValueError("name at least one layer. List them with layers(model, example).")
-    return chosen
-
-
-def _densities(density: Density | Mapping[str, Density], layers: Mapping[str, Reduce]) -> dict[str, Density]:
-    if isinstance(density, Density):
-        return dict.fromkeys(layers, density)
-    if set(density) != set(layers):
-        raise ValueError(f"density names the layers {list(density)}, layers= names {list(layers)}: name the same ones.")
-    return dict(density)

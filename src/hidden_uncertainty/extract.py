@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import Adapter, Batch, batches, require_repeatable
+from .batches import Adapter, Batch, batches, count, require_repeatable
 from .capture import device_of, find, run, select
 from .progress import say, task
 from .reduce import Reduce, Reduction, ReductionFit
-from .tasks import Classification, infer_task
+from .tasks import Task, infer_task
 
 Reader = Callable[[Tensor], Any]
 
@@ -29,18 +29,20 @@ class Features:
     Args:
         z: reduced activations of each layer, (n, d).
         residual: squared norm of what the reduction dropped, (n,), or None where it dropped nothing.
-        prediction: what the network predicts, (n,).
-        label: what is true, (n,), where the loader said it.
-        classes: how many classes the network has.
+        prediction: what the network predicts: classes or numbers (n,), or vectors (n, q).
+        label: what is true, where the loader said it.
+        classes: how many classes the network has; None where it predicts numbers.
         reductions: how each layer was reduced, to reduce new inputs alike.
+        variance: the network's own variance of its prediction, where it predicts one.
     """
 
     z: Mapping[str, Tensor]
     residual: Mapping[str, Tensor | None]
     prediction: Tensor
     label: Tensor | None
-    classes: int
+    classes: int | None
     reductions: Mapping[str, Reduction]
+    variance: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.prediction)
@@ -60,6 +62,7 @@ class Features:
             rows(self.label),
             self.classes,
             self.reductions,
+            rows(self.variance),
         )
 
     def __repr__(self) -> str:
@@ -85,7 +88,7 @@ class Extractor:
         model: nn.Module,
         layers: Mapping[str, Reduce],
         *,
-        task: Classification | None,
+        task: Task | None,
         output: int | str | None,
         unpack: Adapter | None,
         seed: int,
@@ -108,34 +111,34 @@ class Extractor:
         output = self._read(first, {name: fit.probe for name, fit in fits.items()}, 0)[0]
         if self.task is None:
             self.task = infer_task(output, first.label, self.output)
-            say(f"task: {self.task.name}, {self.task.predict(output)[1]} classes. Pass task= to say otherwise.")
+            say(f"task: {self.task.describe(self.task.predict(output))}. Pass task= to say otherwise.")
         passes = max(fit.passes_left or 0 for fit in fits.values())
         require_repeatable(loader, passes + 1)
         seen: int | None = None
         for number in range(passes):
             whole = chain([first], stream) if number == 0 else self._batches(loader)
-            count = 0
+            inputs = 0
             with task(
-                f"principal components, pass {number + 1} of {passes}", _length(loader), enabled=self.progress
+                f"principal components, pass {number + 1} of {passes}", count(loader), enabled=self.progress
             ) as bar:
                 for index, batch in enumerate(whole):
                     keep = ~_chosen(batch, held_out) if held_out else None
                     self._read(batch, {name: _rows(fit.update, keep) for name, fit in fits.items()}, index)
-                    count += len(batch)
+                    inputs += len(batch)
                     bar.advance()
-            _check_count(seen, count)
-            seen = count
+            _check_count(seen, inputs)
+            seen = inputs
             for fit in fits.values():
                 fit.end_pass()
         reductions = {name: fit.result() for name, fit in fits.items()}
         whole = self._batches(loader) if passes else chain([first], stream)
-        features, apart = self._extract(whole, reductions, _length(loader), held_out)
+        features, apart = self._extract(whole, reductions, count(loader), held_out)
         _check_count(seen, len(features))
         return features[~apart], features[apart]
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Extract the features of a loader with reductions that were fitted before."""
-        return self._extract(self._batches(loader), reductions, _length(loader), 0.0)[0]
+        return self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
 
     def read(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None
@@ -145,7 +148,7 @@ class Extractor:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         """The batches of a loader, where the model is, with progress."""
-        with task("scoring", _length(loader), enabled=self.progress) as bar:
+        with task("scoring", count(loader), enabled=self.progress) as bar:
             for batch in self._batches(loader):
                 yield batch
                 bar.advance()
@@ -171,13 +174,12 @@ class Extractor:
         assert self.task is not None
         kept: dict[str, list[tuple[Tensor, Tensor | None]]] = {name: [] for name in reductions}
         predictions, labels, apart = [], [], []
-        classes = 0
         with task("extracting features", total, enabled=self.progress) as bar:
             for index, batch in enumerate(stream):
                 output, reduced = self._read(batch, dict(reductions), index)
-                prediction, classes = self.task.predict(output)
-                if len(prediction) != len(batch):
-                    raise ValueError(f"the network gave {len(prediction)} predictions for {len(batch)} inputs.")
+                prediction = self.task.predict(output)
+                if len(prediction.value) != len(batch):
+                    raise ValueError(f"the network gave {len(prediction.value)} predictions for {len(batch)} inputs.")
                 for name, pair in reduced.items():
                     kept[name].append(pair)
                 predictions.append(prediction)
@@ -188,10 +190,11 @@ class Extractor:
         features = Features(
             {name: torch.cat([z for z, _ in pairs]) for name, pairs in kept.items()},
             {name: _cat([residual for _, residual in pairs]) for name, pairs in kept.items()},
-            torch.cat(predictions),
+            torch.cat([prediction.value for prediction in predictions]),
             torch.cat(with_labels) if len(with_labels) == len(labels) else None,
-            classes,
+            predictions[0].classes,
             dict(reductions),
+            _cat([prediction.variance for prediction in predictions]),
         )
         return features, torch.cat(apart)
 
@@ -240,10 +243,3 @@ def _check_count(before: int | None, now: int) -> None:
 def _cat(parts: list[Tensor | None]) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return torch.cat(present) if present else None
-
-
-def _length(loader: Iterable[Any]) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        return None

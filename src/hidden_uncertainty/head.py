@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from . import marginal as marginals
 from .calibration import Calibration
 from .density import KINDS, Density
-from .inference import infer
-from .marginal import Categorical
+from .inference import Posterior, infer
+from .marginal import Marginal, Nodes
 from .reduce import Reduction
 from .uncertainty import LayerScores
 
-ROWS = 4096  # scored at a time, which bounds the memory of every density
+ROWS = 4096  # scored at a time at most, which bounds the memory of every density
+CELLS = 1 << 22  # rows times support points at a time
 
 
 class LayerHead(nn.Module):
@@ -25,21 +27,41 @@ class LayerHead(nn.Module):
         reduction: from the layer's output to z.
         density: p(z | ŷ).
         calibration: unseen scores, or None.
+        conformal: errors on unseen labelled data in units of the expected error, or None.
     """
 
-    def __init__(self, reduction: Reduction, density: Density, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self,
+        reduction: Reduction,
+        density: Density,
+        calibration: Calibration | None = None,
+        conformal: Calibration | None = None,
+    ) -> None:
         super().__init__()
-        self.reduction, self.density, self.calibration = reduction, density, calibration
+        self.reduction, self.density = reduction, density
+        self.calibration, self.conformal = calibration, conformal
 
-    def forward(self, z: Tensor, marginal: Categorical, residual: Tensor | None = None) -> LayerScores:
+    def forward(self, z: Tensor, marginal: Marginal, prediction: Tensor, residual: Tensor | None = None) -> LayerScores:
         """Scores of reduced activations z (n, d), by Bayes over the marginal's support (paper, eq. 5 and 6)."""
+        parts = [
+            (posterior.log_evidence, posterior.entropy, posterior.log_entropy, _expected_error(posterior, nodes, said))
+            for posterior, nodes, said in self.posteriors(z, marginal, prediction)
+        ]
+        evidence, entropy, log_entropy, error = zip(*parts, strict=True)
+        epistemic = -torch.cat(evidence)
+        p_value = None if self.calibration is None else self.calibration.p_value(epistemic)
+        return LayerScores(epistemic, torch.cat(entropy), _cat(log_entropy), residual, p_value, _cat(error))
+
+    def posteriors(
+        self, z: Tensor, marginal: Marginal, prediction: Tensor
+    ) -> Iterator[tuple[Posterior, Nodes, Tensor]]:
+        """p(y | z) over the marginal's support, with the support and the predictions, some rows at a time."""
         with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-            parts = [
-                infer(self.density.log_prob(rows, marginal.support), marginal.log_weight) for rows in z.split(ROWS)
-            ]
-            evidence, _, entropy, log_entropy = (torch.cat(values) for values in zip(*parts, strict=True))
-        p_value = None if self.calibration is None else self.calibration.p_value(-evidence)
-        return LayerScores(-evidence, entropy, log_entropy, residual, p_value)
+            points = marginal.nodes(prediction[:1]).log_weight.shape[-1]
+            size = min(ROWS, max(1, CELLS // points))
+            for rows, said in zip(z.split(size), prediction.split(size), strict=True):
+                nodes = marginal.nodes(said)
+                yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said
 
 
 class Head(nn.Module):
@@ -50,7 +72,7 @@ class Head(nn.Module):
         marginal: p(ŷ), the same for all layers.
     """
 
-    def __init__(self, layers: Mapping[str, LayerHead], marginal: Categorical) -> None:
+    def __init__(self, layers: Mapping[str, LayerHead], marginal: Marginal) -> None:
         super().__init__()
         self.names = list(layers)  # a ModuleDict takes no dots
         self.parts = nn.ModuleList(layers.values())
@@ -69,11 +91,15 @@ class Head(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the fitted tensors are."""
-        return self.marginal.log_weight.device
+        return next(self.marginal.buffers()).device
 
-    def score(self, reduced: Mapping[str, tuple[Tensor, Tensor | None]]) -> dict[str, LayerScores]:
+    def score(self, reduced: Mapping[str, tuple[Tensor, Tensor | None]], prediction: Tensor) -> dict[str, LayerScores]:
         """Scores of each layer from its reduced activations and residuals."""
-        return {name: self.layers[name](z.to(self.device), self.marginal, rest) for name, (z, rest) in reduced.items()}
+        prediction = prediction.to(self.device)
+        return {
+            name: self.layers[name](z.to(self.device), self.marginal, prediction, rest)
+            for name, (z, rest) in reduced.items()
+        }
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -81,23 +107,56 @@ class Head(nn.Module):
             {
                 "name": name,
                 "reduction": part.reduction.config(),
-                "density": {"kind": type(part.density).__name__, **part.density.config()},
+                "density": with_kind(part.density),
                 "calibration": None if part.calibration is None else part.calibration.config(),
+                "conformal": None if part.conformal is None else part.conformal.config(),
             }
             for name, part in self.layers.items()
         ]
-        return {"layers": layers, "marginal": self.marginal.config()}
+        return {"layers": layers, "marginal": with_kind(self.marginal)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The head that `config` describes, its tensors zero until they are loaded."""
         layers = {}
         for part in config["layers"]:
-            options = dict(part["density"])
-            kind = options.pop("kind")
-            if kind not in KINDS:
-                raise ValueError(f"the file holds a density of kind {kind!r}; this version knows {', '.join(KINDS)}.")
-            calibration = None if part["calibration"] is None else Calibration.from_config(part["calibration"])
+            calibration, conformal = (
+                None if part[name] is None else Calibration.from_config(part[name])
+                for name in ("calibration", "conformal")
+            )
             reduction = Reduction.from_config(part["reduction"])
-            layers[part["name"]] = LayerHead(reduction, KINDS[kind].from_config(options), calibration)
-        return cls(layers, Categorical.from_config(config["marginal"]))
+            density = build(KINDS, part["density"], "density")
+            layers[part["name"]] = LayerHead(reduction, density, calibration, conformal)
+        return cls(layers, build(marginals.KINDS, config["marginal"], "marginal"))
+
+
+def with_kind(part: Density | Marginal) -> dict[str, Any]:
+    """The configuration of a density or marginal with its kind, for `build`."""
+    return {"kind": type(part).__name__, **part.config()}
+
+
+def build(kinds: Mapping[str, Any], config: Mapping[str, Any], what: str) -> Any:
+    """The density or marginal that a configuration with its kind describes."""
+    options = dict(config)
+    kind = options.pop("kind")
+    if kind not in kinds:
+        raise ValueError(f"the file holds a {what} of kind {kind!r}; this version knows {', '.join(kinds)}.")
+    return kinds[kind].from_config(options)
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
+
+
+def _expected_error(posterior: Posterior, nodes: Nodes, prediction: Tensor) -> Tensor | None:
+    """Root of E[(y - prediction)² | z]: of numbers (n,), of vectors (n, q); None for classes."""
+    if nodes.log_volume is None:
+        return None
+    mass = posterior.log_posterior.exp()  # (n, m)
+    if nodes.points.dim() == 1:
+        # A point stands for a cell as wide as its volume: within it, y is spread evenly.
+        within = (2 * nodes.log_volume).exp() / 12
+        return (mass * ((nodes.points - prediction[:, None]).square() + within)).sum(1).sqrt()
+    away = nodes.points - prediction[:, None]  # (n, m, q)
+    return torch.einsum("nm,nmq->nq", mass, away.square().to(mass.dtype)).sqrt()

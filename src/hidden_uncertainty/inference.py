@@ -13,16 +13,16 @@ class Posterior(NamedTuple):
     """What `infer` gives for n inputs and m support points, in nats.
 
     `-log_evidence` is the epistemic uncertainty, `entropy` the aleatoric one, and `log_entropy` ranks inputs whose
-    entropy underflows.
+    entropy underflows; a density's entropy may be negative and has none.
     """
 
     log_evidence: Tensor  # (n,)
-    log_posterior: Tensor  # (n, m)
+    log_posterior: Tensor  # of each point's mass, (n, m)
     entropy: Tensor  # (n,)
-    log_entropy: Tensor  # (n,)
+    log_entropy: Tensor | None  # (n,)
 
 
-def infer(log_likelihood: Tensor, log_weight: Tensor) -> Posterior:
+def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None = None) -> Posterior:
     r"""Evidence, posterior and entropy by a sum over the support.
 
     .. math::
@@ -36,13 +36,18 @@ def infer(log_likelihood: Tensor, log_weight: Tensor) -> Posterior:
     a sum of terms that are never negative, so that it keeps its digits however small it is, and its logarithm can be
     taken term by term where exp δ_j underflows.
 
+    Where y is continuous, each point stands for a volume v_j and has the mass P_j = p(y_j|z) v_j; the entropy of the
+    density is that of the masses and Σ_j P_j log v_j.
+
     Finite likelihoods give finite evidence and entropies, saturated where the dtype ends; infinite ones are taken as
     the largest finite ones. An entropy of exactly zero, as with a single support point, has the lowest finite number as
     its logarithm. A weight of -inf takes its point out: it adds nothing, and its log posterior is -inf.
 
     Args:
         log_likelihood: log p(z|y_j), one row an input, one column a support point.
-        log_weight: Log weight of each support point: the log prior, times the quadrature's weight where there is one.
+        log_weight: Log weight of each support point, (m,), or (n, m) when every input has its own points: the log
+            prior, and log v_j where there is one.
+        log_volume: log v_j, of the same shape, where y is continuous.
 
     Example:
         >>> log_likelihood = torch.tensor([[0.0, 0.0], [0.0, -1000.0]])
@@ -52,13 +57,13 @@ def infer(log_likelihood: Tensor, log_weight: Tensor) -> Posterior:
         >>> posterior.log_entropy[1]              # log(1001) - 1000
         tensor(-993.0912)
     """
-    _check(log_likelihood, log_weight)
+    _check(log_likelihood, log_weight, log_volume)
     log_weight = log_weight.to(log_likelihood.dtype)
-    points = log_weight.shape[0]
+    points = log_weight.shape[-1]
     limits = torch.finfo(log_likelihood.dtype)
     lowest, tiny, eps = limits.min, limits.tiny, limits.eps
 
-    used = log_weight > -math.inf  # (m,)
+    used = log_weight > -math.inf  # (m,) or (n, m)
     log_likelihood = log_likelihood.clamp(lowest, -lowest)
     # Likelihoods are compared before weights are added: beside a likelihood of -1e37 a weight would be rounded away.
     shift = torch.where(used, log_likelihood, lowest).amax(dim=1, keepdim=True)  # (n, 1)
@@ -74,6 +79,11 @@ def infer(log_likelihood: Tensor, log_weight: Tensor) -> Posterior:
     log_evidence = (shift + best).squeeze(1) + log_norm
     log_posterior = torch.where(used, delta - log_norm[:, None], -math.inf)
     entropy = log_norm - (ratio * others).sum(dim=1) / (1 + s)
+
+    if log_volume is not None:
+        posterior = log_posterior.exp()
+        density_entropy = entropy + (posterior * log_volume.to(posterior.dtype)).sum(dim=1)
+        return Posterior(log_evidence.clamp(lowest, -lowest), log_posterior, density_entropy, None)
 
     # log(log1p(s)) is log s to all digits once s is below the precision, and stays finite where s underflows.
     log_s = others.logsumexp(dim=1)
@@ -91,13 +101,23 @@ def infer(log_likelihood: Tensor, log_weight: Tensor) -> Posterior:
     )
 
 
-def _check(log_likelihood: Tensor, log_weight: Tensor) -> None:
+def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:
     if not log_likelihood.is_floating_point():
         raise TypeError(f"log_likelihood must be floating point, not {log_likelihood.dtype}")
-    if log_likelihood.dim() != 2 or log_weight.dim() != 1 or log_likelihood.shape[1] != log_weight.shape[0]:
+    own = log_weight.dim() == 2
+    if (
+        log_likelihood.dim() != 2
+        or log_weight.dim() not in (1, 2)
+        or log_likelihood.shape[1] != log_weight.shape[-1]
+        or (own and log_likelihood.shape[0] != log_weight.shape[0])
+    ):
         raise ValueError(
-            "expected log_likelihood (n, m) and log_weight (m,), one column a support point; got "
+            "expected log_likelihood (n, m) and log_weight (m,) or (n, m), one column a support point; got "
             f"{tuple(log_likelihood.shape)} and {tuple(log_weight.shape)}"
         )
-    if log_weight.shape[0] == 0:
+    if log_volume is not None and log_volume.shape != log_weight.shape:
+        raise ValueError(
+            f"expected log_volume of the shape of log_weight, {tuple(log_weight.shape)}; got {tuple(log_volume.shape)}"
+        )
+    if log_weight.shape[-1] == 0:
         raise ValueError("the support has no points: fit the marginal first")

@@ -22,6 +22,8 @@ class LayerScores:
         log_aleatoric: Its logarithm, finite also where the entropy underflows.
         residual: What the reduction to fewer dimensions left out.
         p_value: Share of unseen inputs at least as surprising, lower when more surprising.
+        expected_error: For regression, the root of E[(y - prediction)²] under p(y|z), in the output's own unit; (n, q)
+            where there are q outputs.
 
     Example:
         >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]))
@@ -34,6 +36,7 @@ class LayerScores:
     log_aleatoric: Tensor | None = None
     residual: Tensor | None = None
     p_value: Tensor | None = None
+    expected_error: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -59,6 +62,8 @@ class Uncertainty:
         p_value: Share of unseen inputs at least as surprising, lower when more surprising.
         layers: Scores of each layer, by its name.
         threshold: The epistemic uncertainty above which an input is called surprising.
+        expected_error: For regression, the root of E[(y - prediction)²] under p(y|z), in the output's own unit.
+        variance: The network's own variance of its prediction, where it predicts one.
 
     Example:
         >>> u = Uncertainty(torch.tensor([7, 1, 3]), torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
@@ -77,6 +82,8 @@ class Uncertainty:
     p_value: Tensor | None = None
     layers: Mapping[str, LayerScores] = field(default_factory=dict)
     threshold: float | None = None
+    expected_error: Tensor | None = None
+    variance: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)

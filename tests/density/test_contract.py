@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density import KINDS, Density, GaussianMixture
+from hidden_uncertainty.density import KINDS, Density, GaussianMixture, JointMixture
 
-Data = tuple[Tensor, Tensor, Tensor]  # z (n, d), y (n,), support (m,)
+Data = tuple[Tensor, Tensor, Tensor]  # z (n, d), y (n,) or (n, q), support (m,) or (m, q)
 
 
 def classes() -> Data:
@@ -23,12 +23,26 @@ def classes() -> Data:
     return z, y, torch.arange(3)
 
 
+def numbers() -> Data:
+    z, y, _ = classes()
+    return z, y + 0.3 * z[:, 0] - 0.2 * z[:, 3], torch.tensor([-0.5, 1.0, 2.5])
+
+
+def vectors() -> Data:
+    z, y, _ = numbers()
+    return z, torch.stack([y, z[:, 1]], dim=1), torch.tensor([[-0.5, 1.0], [1.0, 0.0], [2.5, -1.0]])
+
+
 DENSITIES: dict[str, tuple[Callable[[int], Density], Callable[[], Data]]] = {
     "full": (lambda seed: GaussianMixture(3, seed=seed), classes),
     "tied": (lambda seed: GaussianMixture(3, covariance="tied", seed=seed), classes),
     "diag": (lambda seed: GaussianMixture(3, covariance="diag", seed=seed), classes),
     "spherical": (lambda seed: GaussianMixture(3, covariance="spherical", seed=seed), classes),
     "full, double": (lambda seed: GaussianMixture(2, dtype="float64", seed=seed), classes),
+    "joint": (lambda seed: JointMixture(3, seed=seed), numbers),
+    "joint, diag": (lambda seed: JointMixture(3, covariance="diag", seed=seed), numbers),
+    "joint, tied, double": (lambda seed: JointMixture(3, covariance="tied", dtype="float64", seed=seed), numbers),
+    "joint, vectors": (lambda seed: JointMixture(3, seed=seed), vectors),
 }
 
 
@@ -77,10 +91,13 @@ def test_one_column_a_support_point_in_the_order_asked(case: Case) -> None:
         )
 
 
-def test_own_class_is_likelier_than_others(case: Case) -> None:
-    own = case.score(case.fitted)[case.y[:, None] == case.support]
-    others = case.score(case.fitted)[case.y[:, None] != case.support]
-    assert own.mean() > others.mean() + 1
+def test_near_points_are_likelier_than_others(case: Case) -> None:
+    """The own class, or the nearest of numbers."""
+    flat = [values.reshape(len(values), -1).double() for values in (case.y, case.support)]
+    nearest = torch.cdist(*flat).argmin(1)
+    own = torch.arange(len(case.support)) == nearest[:, None]
+    scores = case.score(case.fitted)
+    assert scores[own].mean() > scores[~own].mean() + 1
 
 
 def test_rows_are_scored_alone_as_together(case: Case) -> None:

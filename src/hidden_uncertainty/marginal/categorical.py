@@ -1,37 +1,14 @@
-"""The marginal p(y) of what a density is conditioned on: a support and the log weight of each of its points."""
+"""Frequencies of classes: the marginal p(y) of a classifier."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-
-class Marginal(nn.Module, ABC):
-    """What every marginal offers to `infer`: the points to sum over and their log weights.
-
-    A subclass fills both buffers in `fit`. `config` says what `from_config` needs to build the module again, with
-    buffers of the same shapes, ready for `load_state_dict(strict=True)`.
-    """
-
-    support: Tensor  # (m, ...)
-    log_weight: Tensor  # (m,)
-
-    @abstractmethod
-    def fit(self, y: Tensor) -> Self:
-        """Fit to the values y, one a sample."""
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`, ready for JSON."""
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
+from .base import Marginal, Nodes
 
 
 class Categorical(Marginal):
@@ -50,6 +27,8 @@ class Categorical(Marginal):
     """
 
     log_prob: Tensor  # (C,)
+    support: Tensor  # (m,)
+    log_weight: Tensor  # (m,)
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,6 +58,10 @@ class Categorical(Marginal):
         self.support = counts.nonzero().squeeze(1)
         self.log_weight = self.log_prob[self.support]
         return self
+
+    def nodes(self, prediction: Tensor) -> Nodes:
+        """The classes that occurred, with their frequencies, whatever is predicted."""
+        return Nodes(self.support, self.log_weight)
 
     def config(self) -> dict[str, Any]:
         """Arguments of `from_config`: how many classes there are, and how many of them occurred."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
+
+from .. import plots
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
@@ -31,6 +35,8 @@ class Study:
         data: a digest of each data set used.
         seconds: how long it took.
         settings: choices that were fixed before anything was measured.
+        curves: numbers that were drawn, by name, for those who want to draw them otherwise.
+        pictures: figures by what follows the study's name in theirs: `""` is NAME.png, `"fit"` NAME-fit.png.
     """
 
     name: str
@@ -39,9 +45,14 @@ class Study:
     data: Mapping[str, str]
     seconds: float
     settings: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Mapping[str, Figure] = field(default_factory=dict)
 
     def write(self, folder: str | os.PathLike[str], command: str) -> Path:
-        """Write `NAME.json`, whole or not at all, with the commit, hardware and versions it was made with."""
+        """Write `NAME.json`, whole or not at all, with the commit, hardware and versions it was made with.
+
+        Pictures go beside it.
+        """
         content = {
             "name": self.name,
             "command": command,
@@ -54,12 +65,23 @@ class Study:
             "settings": dict(self.settings),
             "rows": self.rows,
         }
+        if self.curves:
+            content["curves"] = dict(self.curves)
         path = Path(folder) / f"{self.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, figure in self.pictures.items():
+            plots.save(figure, path.with_name(f"{self.name}{'-' * bool(suffix)}{suffix}.png"))
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        # Numbers of a curve go in one line, not in one each.
+        text = re.sub(r"\[\s+(-?[\d.]+(?:e-?\d+)?(?:,\s+-?[\d.]+(?:e-?\d+)?)*)\s+\]", _one_line, text)
+        partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)
         return path
+
+
+def _one_line(numbers: re.Match[str]) -> str:
+    return f"[{', '.join(numbers[1].split())}]".replace(",,", ",")
 
 
 @contextmanager

@@ -1,0 +1,32 @@
+"""What users may write for layers and densities, as one mapping each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .density import Density
+from .reduce import Reduce
+
+
+def chosen_layers(layers: str | Sequence[str] | Mapping[str, Reduce], default: Reduce) -> dict[str, Reduce]:
+    """How each layer is reduced, by name."""
+    if isinstance(layers, str):
+        layers = [layers]
+    if isinstance(layers, Mapping):
+        chosen = dict(layers)
+    else:
+        chosen = dict.fromkeys(layers, default)
+        if len(chosen) != len(layers):
+            raise ValueError(f"a layer is named twice in {list(layers)}.")
+    if not chosen:
+        raise ValueError("name at least one layer. List them with layers(model, example).")
+    return chosen
+
+
+def chosen_densities(density: Density | Mapping[str, Density], layers: Mapping[str, Reduce]) -> dict[str, Density]:
+    """The density of each layer, by name."""
+    if isinstance(density, Density):
+        return dict.fromkeys(layers, density)
+    if set(density) != set(layers):
+        raise ValueError(f"density names the layers {list(density)}, layers= names {list(layers)}: name the same ones.")
+    return dict(density)

@@ -1,0 +1,59 @@
+"""What marginals of numbers ask of their arguments and values."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_options(points: int | None, low: float | None, high: float | None) -> None:
+    """Raise unless a support can have so many points and this range.
+
+    Example:
+        >>> check_options(points=1000, low=-10, high=10)
+    """
+    if points is not None and (not isinstance(points, int) or isinstance(points, bool) or points < 3):
+        raise ValueError(f"points must be a whole number of at least 3, or None, not {points!r}.")
+    for name, value in (("low", low), ("high", high)):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number or None, not {value}.")
+    if low is not None and high is not None and low >= high:
+        raise ValueError(f"low must be below high, but low={low} and high={high}.")
+
+
+def check_values(y: Tensor) -> None:
+    """Raise unless y is finite numbers (n,) or vectors (n, q) that have a density.
+
+    Example:
+        >>> check_values(torch.tensor([0.5, 0.7]))
+    """
+    y = y.detach()
+    if not y.is_floating_point():
+        raise TypeError(f"expected predictions in floating point, not {y.dtype}: classes need Categorical.")
+    if y.dim() not in (1, 2) or (y.dim() == 2 and y.shape[1] < 2):
+        raise ValueError(f"expected predictions (n,), or (n, q) with q of at least 2, not {tuple(y.shape)}.")
+    if len(y) < 2:
+        raise ValueError(f"a marginal needs at least 2 predictions, not {len(y)}.")
+    bad = int((~y.isfinite()).reshape(len(y), -1).any(1).sum())
+    if bad:
+        raise ValueError(f"{bad} of {len(y)} predictions hold NaN or infinity: leave them out, or find out why.")
+    constant = (y.amax(0) == y.amin(0)).nonzero().flatten().tolist() if y.dim() == 2 else []
+    if constant:
+        value = float(y[0, constant[0]])
+        raise ValueError(
+            f"number {constant[0]} of all {len(y)} predictions is {value:.6g}: it has no density. Leave it out."
+        )
+    if y.dim() == 1 and bool(y.max() == y.min()):
+        raise ValueError(
+            f"all {len(y)} predictions are {float(y[0]):.6g}: a constant has no density. Check that the network is "
+            "trained, and that output= names what it predicts."
+        )
+    limits = torch.finfo(torch.promote_types(y.dtype, torch.float32))
+    largest, spread = float(y.abs().max()), float((y.amax(0).double() - y.amin(0).double()).min())
+    if largest > limits.max**0.5 or spread < limits.tiny**0.5:
+        raise ValueError(
+            f"predictions reach {largest:.4g} and differ by {spread:.4g}, whose squares {limits.dtype} cannot hold: "
+            "rescale them."
+        )

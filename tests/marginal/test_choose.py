@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from hidden_uncertainty.marginal import BetaPrime, Gaussian, Histogram, Uniform, by_name, choose
+
+
+def sample(distribution: stats.rv_continuous, n: int = 1500) -> Tensor:
+    return torch.as_tensor(distribution.rvs(size=n, random_state=np.random.default_rng(0))).float()
+
+
+def two_peaks() -> Tensor:
+    return torch.cat([sample(stats.norm(-4, 0.2), 700), sample(stats.norm(3, 0.5), 700)])
+
+
+@pytest.mark.parametrize(
+    ("draw", "kind"),
+    [
+        (lambda: sample(stats.norm(3, 5)), Gaussian),
+        (lambda: sample(stats.norm(30, 1)), Gaussian),
+        (lambda: sample(stats.uniform(-2, 9)), Uniform),
+        (lambda: sample(stats.betaprime(31.76, 3.07)), BetaPrime),
+        (two_peaks, Histogram),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_one_it_came_from(draw: Callable[[], Tensor], kind: type, seed: int) -> None:
+    y = draw()
+    marginal = choose(y, seed=seed)
+    best = marginal.compared[marginal.name]
+    assert best == max(marginal.compared.values())
+    # Far from zero, beta primes are nearly Gaussian: what is chosen may differ by less than matters.
+    assert type(marginal) is kind or best - marginal.compared[kind.name] < 0.01
+    assert ("beta-prime" in marginal.compared) == bool((y > 0).all())
+
+
+def test_fitted_to_all_values() -> None:
+    y = two_peaks()
+    marginal = choose(y, points=99)
+    direct = Histogram(points=99).fit(y)
+    assert marginal.config() == direct.config()
+    assert all(torch.equal(value, direct.state_dict()[name]) for name, value in marginal.state_dict().items())
+    assert "compared" not in marginal.config()
+    assert direct.compared == {}
+
+
+def test_likelihoods_are_of_values_held_out() -> None:
+    """Of twelve values the extremes are kept and two of the rest held out: all pairs can be tried."""
+    y = sample(stats.norm(0, 1), 12).double()
+    compared = choose(y, seed=3).compared
+    inner = [i for i in range(12) if i not in (int(y.argmin()), int(y.argmax()))]
+    possible = []
+    for a in range(10):
+        for b in range(a):
+            out = [inner[a], inner[b]]
+            rest = y[[i for i in range(12) if i not in out]]
+            possible.append(stats.norm.logpdf(y[out], *stats.norm.fit(rest)).mean())
+    assert np.isclose(possible, compared["gaussian"], rtol=1e-9).any()
+
+
+def test_same_seed_same_choice_and_the_global_state_is_left() -> None:
+    y, before = two_peaks(), torch.get_rng_state()
+    assert choose(y, seed=1).compared == choose(y, seed=1).compared
+    assert choose(y, seed=1).compared != choose(y, seed=2).compared
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_vectors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    normal, box = torch.randn(300, 2, generator=generator), torch.rand(300, 2, generator=generator)
+    assert set(choose(normal).compared) == {"uniform", "gaussian"}
+    assert isinstance(choose(normal), Gaussian)
+    assert isinstance(choose(box), Uniform)
+    assert isinstance(choose(normal, low=-9, high=9), Uniform)  # a Gaussian of vectors has no bounds
+
+
+def test_given_bounds_rule_a_uniform_distribution_out() -> None:
+    y = sample(stats.uniform(-2, 9))
+    with pytest.warns(UserWarning, match="leaves out") as record:
+        marginal = choose(y, low=-1, high=20)
+    assert "uniform" not in marginal.compared
+    assert len(record) == 1  # of the one chosen
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(choose(y, low=-2, high=7), Uniform)
+
+
+def test_few_values() -> None:
+    with pytest.raises(ValueError, match="choosing needs at least 10 predictions, not 9: name a distribution instead"):
+        choose(torch.arange(9.0))
+    with pytest.raises(ValueError, match="choosing needs at least 20 predictions, not 19"):
+        choose(torch.rand(19, 2, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(ValueError, match=r"all 20 predictions are 0\.5"):
+        choose(torch.full((20,), 0.5))
+    nearly = torch.full((20,), 0.5)
+    nearly[7] = 0.6
+    assert math.isfinite(choose(nearly).compared["gaussian"])
+
+
+def test_none_that_can_hold_them() -> None:
+    with pytest.raises(ValueError, match=r"lie outside Uniform.* bound the support of one number.* BetaPrime"):
+        choose(torch.rand(40, 2, generator=torch.Generator().manual_seed(0)) + 1, low=1.5)
+
+
+def test_by_name() -> None:
+    for name, kind in (
+        ("uniform", Uniform),
+        ("gaussian", Gaussian),
+        ("beta-prime", BetaPrime),
+        ("histogram", Histogram),
+    ):
+        marginal = by_name(name, points=9, low=0, high=3)
+        assert type(marginal) is kind
+        assert (marginal.points, marginal.low, marginal.high) == (9, 0, 3)
+    with pytest.raises(ValueError, match="'uniform', 'gaussian', 'beta-prime', 'histogram' or 'auto', not 'normal'"):
+        by_name("normal")
+    with pytest.raises(ValueError, match=r"'auto' depends on the predictions: use choose\(y\)"):
+        by_name("auto")
