@@ -176,7 +176,7 @@ class LatentDensity:
             features: of training data.
             calibration: of data that the network was not trained on.
         """
-        self._require(features, features.reductions)
+        features.require(self.layers, features.reductions)
         y = condition_of(features, self.condition)
         marginal = fit_marginal(self.marginal, y, features, self.condition).to(features.prediction.device)
         densities = self.densities or chosen_densities(default_density(features.classes), self.extractor.layers)
@@ -192,7 +192,7 @@ class LatentDensity:
             parts[name] = LayerHead(features.reductions[name], density)
         refine(marginal, parts, features)
         if calibration is not None:
-            self._require(calibration, features.reductions)
+            calibration.require(self.layers, features.reductions)
             for name, part in parts.items():
                 scores = part(calibration.z[name], marginal, calibration.prediction)
                 part.calibration = Calibration().fit(scores.epistemic)
@@ -218,7 +218,7 @@ class LatentDensity:
     def predict_features(self, features: Features) -> Uncertainty:
         """Score features that `extract` gave."""
         head = self._fitted()
-        self._require(features, head.reductions)
+        features.require(self.layers, head.reductions)
         reduced = {name: (features.z[name], features.residual[name]) for name in self.layers}
         prediction = Prediction(features.prediction, features.classes, features.variance)
         return self._result(prediction, head.score(reduced, prediction.value))
@@ -382,17 +382,6 @@ class LatentDensity:
             top.expected_error,
             prediction.variance,
         )
-
-    def _require(self, features: Features, reductions: Mapping[str, Reduction]) -> None:
-        missing = [name for name in self.layers if name not in features.z]
-        if missing:
-            raise ValueError(f"the features have no layer {missing}; they have {list(features.z)}.")
-        other = [name for name in self.layers if not features.reductions[name].same_as(reductions[name])]
-        if other:
-            raise ValueError(
-                f"the features of layer {other} were reduced otherwise than those that the density is fitted to: "
-                "extract both with the same detector."
-            )
 
 
 def _error(label: Tensor, prediction: Tensor, expected: Tensor) -> Tensor:

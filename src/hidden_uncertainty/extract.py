@@ -65,6 +65,18 @@ class Features:
             rows(self.variance),
         )
 
+    def require(self, layers: Iterable[str], reductions: Mapping[str, Reduction]) -> None:
+        """Raise unless the features have these layers, reduced in this way."""
+        missing = [name for name in layers if name not in self.z]
+        if missing:
+            raise ValueError(f"the features have no layer {missing}; they have {list(self.z)}.")
+        other = [name for name in layers if not self.reductions[name].same_as(reductions[name])]
+        if other:
+            raise ValueError(
+                f"the features of layer {other} were reduced otherwise than those that were fitted to: extract both "
+                "with the same detector."
+            )
+
     def __repr__(self) -> str:
         widths = ", ".join(f"{name!r} {z.shape[1]}-d" for name, z in self.z.items())
         return f"Features of {len(self):,} inputs ({widths})"

@@ -96,7 +96,7 @@ class Credibility(FeatureBaseline):
         """Fit to features that `extract` gave, of this method or another."""
         self._check(calibration)
         assert calibration is not None
-        self._require(calibration, features.reductions)
+        calibration.require(self.layers, features.reductions)
         super().fit_features(features)
         scores = self._scores(calibration.z, self.classes(calibration))
         self.calibration = Calibration().fit(self.together(scores))

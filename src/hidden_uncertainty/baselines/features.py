@@ -133,7 +133,7 @@ class FeatureBaseline(Baseline):
     @torch.no_grad()
     def fit_features(self, features: Features) -> Self:
         """Fit to features that `extract` gave, of this method or another."""
-        self._require(features, features.reductions)
+        features.require(self.layers, features.reductions)
         y = self.classes(features) if self.needs_classes else None
         self._device = features.z[self.layers[0]].device
         parts, sample = {}, features[:: -(-len(features) // ROWS)]
@@ -160,7 +160,7 @@ class FeatureBaseline(Baseline):
 
     def predict_features(self, features: Features) -> Uncertainty:
         """Score features that `extract` gave."""
-        self._require(features, self.fitted())
+        features.require(self.layers, self.fitted())
         return self.result(Prediction(features.prediction, features.classes, features.variance), features.z)
 
     def result(self, prediction: Prediction, z: Mapping[str, Tensor]) -> Uncertainty:
@@ -211,17 +211,6 @@ class FeatureBaseline(Baseline):
             dtype = torch.promote_types(z[name].dtype, torch.float32)
             scores[name] = torch.cat(found).clamp(-limit, limit).to(dtype)
         return scores
-
-    def _require(self, features: Features, reductions: Mapping[str, Reduction]) -> None:
-        missing = [name for name in self.layers if name not in features.z]
-        if missing:
-            raise ValueError(f"the features have no layer {missing}; they have {list(features.z)}.")
-        other = [name for name in self.layers if not features.reductions[name].same_as(reductions[name])]
-        if other:
-            raise ValueError(
-                f"the features of layer {other} were reduced otherwise than those that this was fitted to: extract "
-                "both with the same method."
-            )
 
 
 def _check_combine(combine: str | Mapping[str, float], layers: list[str]) -> str | Mapping[str, float]:
