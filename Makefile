@@ -16,6 +16,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 bench: .venv/ready
+	$(BIN)/python -m pip install --quiet --no-deps FrEIA==0.2
 	$(BIN)/python -m bench
 
 audit: .venv/ready

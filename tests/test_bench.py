@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 RATIOS = ("em-d100", "em-d512", "score-d100", "score-d512")
 HEADS = ("head-batch-1", "head-batch-256")
+FLOWS = ("flow-step", "flow-grid")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def entries(tmp_path_factory):
 
 
 def test_every_name_is_there_for_one_and_two_threads(entries):
-    names = {*RATIOS, *HEADS, *(f"{name}-pca100" for name in HEADS)}
+    names = {*RATIOS, *HEADS, *FLOWS, *(f"{name}-pca100" for name in HEADS)}
     assert set(entries) == {(name, threads) for name in names for threads in (1, 2)} | {("pca-memory-gb", 2)}
 
 
@@ -46,6 +47,10 @@ def test_every_entry_has_its_number_and_says_where_it_was_made(entries):
             assert math.isclose(entry["ratio"], entry["sklearn_seconds"] / entry["seconds"])
             assert 0 < entry["ratio_to_their_best"] <= entry["ratio"]
             assert entry["share_of_peak"] > 0
+        elif name in FLOWS:
+            assert entry["seconds"] > 0 and entry["share_of_peak"] > 0
+            if name == "flow-grid":
+                assert entry["largest_relative_error"] < 1e-4
         else:
             assert entry["unit"] == ("GB" if name == "pca-memory-gb" else "%")
             assert math.isfinite(entry["value"])

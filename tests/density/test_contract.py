@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density import KINDS, Density, GaussianMixture, JointMixture
+from hidden_uncertainty.density import KINDS, ConditionalFlow, Density, GaussianMixture, JointMixture
 
 Data = tuple[Tensor, Tensor, Tensor]  # z (n, d), y (n,) or (n, q), support (m,) or (m, q)
 
@@ -33,6 +34,10 @@ def vectors() -> Data:
     return z, torch.stack([y, z[:, 1]], dim=1), torch.tensor([[-0.5, 1.0], [1.0, 0.0], [2.5, -1.0]])
 
 
+def flow(seed: int, **options: Any) -> Density:
+    return ConditionalFlow(blocks=2, hidden=(16,), learning_rate=0.02, patience=10, seed=seed, **options)
+
+
 DENSITIES: dict[str, tuple[Callable[[int], Density], Callable[[], Data]]] = {
     "full": (lambda seed: GaussianMixture(3, seed=seed), classes),
     "tied": (lambda seed: GaussianMixture(3, covariance="tied", seed=seed), classes),
@@ -43,6 +48,10 @@ DENSITIES: dict[str, tuple[Callable[[int], Density], Callable[[], Data]]] = {
     "joint, diag": (lambda seed: JointMixture(3, covariance="diag", seed=seed), numbers),
     "joint, tied, double": (lambda seed: JointMixture(3, covariance="tied", dtype="float64", seed=seed), numbers),
     "joint, vectors": (lambda seed: JointMixture(3, seed=seed), vectors),
+    "flow": (lambda seed: flow(seed), numbers),
+    "flow, realnvp, double": (lambda seed: flow(seed, form="realnvp", dtype="float64"), numbers),
+    "flow, vectors": (lambda seed: flow(seed, batch_size=64), vectors),
+    "flow, classes": (lambda seed: flow(seed), classes),
 }
 
 
