@@ -83,3 +83,39 @@ def test_reproduce_writes_a_result(tmp_path):
 def test_reproduce_names_the_studies_there_are():
     result = CliRunner().invoke(app, ["reproduce", "nothing"])
     assert result.exit_code == 1 and "there is no study 'nothing'; there are: digits" in result.output
+
+
+def test_compare_writes_and_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hidden_uncertainty.studies import Study, compare_digits
+
+    about = {"train": "digits 0-7", "ood": "digits 8-9"}
+    rows = [{**about, "method": "energy", "metric": "auroc", "mean": 0.9, "std": 0.1, "n": 2}]
+    asked = []
+
+    def run(**options: object) -> Study:
+        asked.append(options)
+        return Study("compare-digits", rows, [0, 1], {}, 1.0)
+
+    monkeypatch.setattr(compare_digits, "run", run)
+    result = CliRunner().invoke(app, ["compare", "--seeds", "2", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert asked == [{"seeds": range(2), "quick": True}]
+    written = json.loads((tmp_path / "compare-digits.json").read_text(encoding="utf-8"))
+    assert written["command"] == "hidden-uncertainty reproduce compare-digits --seeds 2 --quick"
+    assert "energy" in result.stdout and "0.9" in result.stdout
+
+
+def test_data_sets_are_listed_and_checked(tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["data", "list", "--root", str(tmp_path)])
+    assert listed.exit_code == 0 and listed.stdout.startswith("mnist        -")
+    checked = runner.invoke(app, ["data", "verify", "mnist", "--root", str(tmp_path)])
+    assert checked.exit_code == 1 and checked.stdout.count("missing") == 4
+    unknown = runner.invoke(app, ["data", "verify", "imagenet", "--root", str(tmp_path)])
+    assert unknown.exit_code == 1 and "imagenet" in unknown.stderr
+
+
+def test_a_study_without_its_data_says_where_it_looked(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "uci", "--quick", "--data", str(tmp_path), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "UCI_Datasets" in result.stderr and "HIDDEN_UNCERTAINTY_DATA" in result.stderr

@@ -216,3 +216,12 @@ def test_intervals_need_labels_and_numbers(net: Net) -> None:
     detector = LatentDensity(net, "body", task="regression").fit(batches(draw(500, 0)[0]))
     with pytest.raises(RuntimeError, match=r"with a loader that gives \(x, y\)"):
         detector.interval(detector(draw(10, 1)[0]))
+
+
+def test_an_interval_is_no_wider_than_its_coverage_asks(net: Net) -> None:
+    """Of 99 calibration errors, 0.9 asks for the 90th."""
+    x, y = draw(99, 1)
+    detector = LatentDensity(net, "body").fit(batches(*draw(500, 0)), calibration=[(x, y)])
+    u = detector(x)
+    low, high = detector.interval(u, 0.9)
+    assert int(((low <= y) & (y <= high)).sum()) == 90

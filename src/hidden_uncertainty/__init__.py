@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from . import metrics
 from .calibration import Calibration
-from .density import Density, GaussianMixture, JointMixture
+from .comparison import Comparison, compare
+from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
 from .distribution import OutputDistribution
 from .estimator import LatentDensity
 from .extract import Features
@@ -23,6 +24,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Calibration",
     "Classification",
+    "Comparison",
+    "ConditionalFlow",
     "Density",
     "Features",
     "GaussianMixture",
@@ -33,6 +36,7 @@ __all__ = [
     "Reduce",
     "Regression",
     "Uncertainty",
+    "compare",
     "layers",
     "metrics",
     "plots",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -53,8 +54,7 @@ def demo(
     """Train a small network on digits and show that it knows what it does not know; under a minute."""
     from .demo import Settings, run
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # bars and shades, where the terminal knows only ASCII
+    _any_character()
     settings = Settings(seed=seed)
     try:
         run(out, settings.quick() if quick else settings)
@@ -66,29 +66,31 @@ def demo(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which study: digits, toy-regression, uci.")],
+    name: Annotated[str, typer.Argument(help="Which study: digits, compare-digits, toy-regression, uci.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
     data: Root = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
 ) -> None:
     """Run a study on real data and write its result file."""
-    from .studies import load
-
-    try:
-        study = load(name)
-    except ValueError as error:
-        _stop(str(error))
     if data is not None:
         os.environ[DATA] = str(data)
-    options = f" --seeds {seeds}" * (seeds != 5) + " --quick" * quick
-    try:
-        path = study(seeds=range(seeds), quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
-    except FileNotFoundError as error:
-        _stop(str(error))
-    except OSError as error:
-        _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
-    typer.echo(f"written: {path}")
+    _run(name, out, seeds, quick)
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for compare-digits.json and its picture.")] = Path(
+        "results"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
+) -> None:
+    """Compare methods on digits: how well each detects and what it costs; about two minutes."""
+    from .studies.compare_digits import read
+
+    path = _run("compare-digits", out, seeds, quick)
+    typer.echo(read(json.loads(path.read_text(encoding="utf-8"))))
 
 
 @data_app.command("list")
@@ -129,6 +131,32 @@ def data_verify(name: Name, root: Root = None) -> None:
         typer.echo(f"{check.state:10}{check.path}")
     if any(check.state != "official" for check in checks):
         raise typer.Exit(1)
+
+
+def _run(name: str, out: Path, seeds: int, quick: bool) -> Path:
+    """Run a study and write what it found."""
+    from .studies import load
+
+    _any_character()
+    try:
+        study = load(name)
+    except ValueError as error:
+        _stop(str(error))
+    options = f" --seeds {seeds}" * (seeds != 5) + " --quick" * quick
+    try:
+        path = study(seeds=range(seeds), quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
+    except FileNotFoundError as error:
+        _stop(str(error))
+    except OSError as error:
+        _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
+    typer.echo(f"written: {path}")
+    return path
+
+
+def _any_character() -> None:
+    """Let signs pass that the terminal does not know: bars and shades, ± and ×."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _stop(message: str) -> NoReturn:

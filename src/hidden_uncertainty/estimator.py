@@ -258,7 +258,8 @@ class LatentDensity:
                 "intervals are for networks that predict numbers and need labelled data that the network was not "
                 "trained on: call fit(train, calibration=unseen) with a loader that gives (x, y)."
             )
-        half = conformal.threshold(1 - coverage) * u.expected_error
+        # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
+        half = conformal.threshold(round(1 - coverage, 12)) * u.expected_error
         return u.prediction - half, u.prediction + half
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:

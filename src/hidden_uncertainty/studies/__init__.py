@@ -7,7 +7,7 @@ from importlib import import_module
 
 from .results import Study
 
-NAMES = ("digits",)
+NAMES = ("digits", "compare-digits", "toy-regression", "uci")
 
 
 def load(name: str) -> Callable[..., Study]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+Result = Mapping[str, Any]
 
 PLACE = re.compile(r"(<!-- results:([a-z0-9-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
@@ -32,12 +35,13 @@ def fill(document: str, folder: str | os.PathLike[str]) -> str:
     return PLACE.sub(table, document)
 
 
-def render(result: Mapping[str, Any]) -> str:
+def render(result: Result) -> str:
     """A result as a table in Markdown, with the command that makes it again below.
 
     Example:
         >>> row = {"train": "a", "ood": "b", "method": "c", "metric": "auroc", "mean": 0.9, "std": 0.01, "n": 5}
-        >>> print(render({"rows": [row], "command": "make it", "seconds": 7, "hardware": "a machine"}))
+        >>> made = {"name": "digits", "command": "make it", "seconds": 7, "hardware": "a machine"}
+        >>> print(render({**made, "rows": [row]}))
         | trained on | unseen | method | AUROC | repetitions |
         |---|---|---|---|---|
         | a | b | c | 0.900 ± 0.010 | 5 |
@@ -45,19 +49,97 @@ def render(result: Mapping[str, Any]) -> str:
         `make it` (7 s on a machine)
         <BLANKLINE>
     """
-    lines = ["| trained on | unseen | method | AUROC | repetitions |", "|---|---|---|---|---|"]
-    for row in result["rows"]:
-        if row["metric"] == "auroc" and "mean" in row:
-            about = f"| {row['train']} | {row['ood']} | {row['method']} "
-            lines.append(about + f"| {row['mean']:.3f} ± {row['std']:.3f} | {row['n']} |")
     made = f"`{result['command']}` ({result['seconds']:.0f} s on {result['hardware']})"
-    return "\n".join([*lines, "", made, ""])
+    return f"{RENDERERS[result['name']](result)}\n\n{made}\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    Example:
+        >>> print(table(["a", "b"], [["1", "2"]]))
+        | a | b |
+        |---|---|
+        | 1 | 2 |
+    """
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
+
+
+def _digits(result: Result) -> str:
+    rows = [
+        [row["train"], row["ood"], row["method"], _spread(row), str(row["n"])]
+        for row in result["rows"]
+        if row["metric"] == "auroc" and "mean" in row
+    ]
+    return table(["trained on", "unseen", "method", "AUROC", "repetitions"], rows)
+
+
+def _compare_digits(result: Result) -> str:
+    from .compare_digits import read
+
+    return read(result).to_markdown().rstrip()
+
+
+def _toy_regression(result: Result) -> str:
+    found = {(row["method"], row["region"], row["metric"]): row for row in result["rows"]}
+    columns = {
+        "AUROC, gap": ("gap", "auroc"),
+        "AUROC, outside": ("outside", "auroc"),
+        "rank correlation with the process": ("grid", "rank correlation with gaussian-process"),
+        "with the ensemble": ("grid", "rank correlation with ensemble"),
+        "RMSE inside": ("inside", "rmse"),
+        "in the gap": ("gap", "rmse"),
+    }
+    rows = [
+        [method, *(_spread(found[key]) if (key := (method, *column)) in found else "" for column in columns.values())]
+        for method in dict.fromkeys(row["method"] for row in result["rows"])
+    ]
+    return table(["method", *columns], rows)
+
+
+def _uci(result: Result) -> str:
+    """Medians over tables, of each method; tables that a method was not run on do not count for it."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for row in result["rows"]:
+        values.setdefault((row["method"], row["metric"]), []).append(row["mean"])
+    columns = {
+        "tables": "rmse",
+        "aleatoric with error": "rank correlation of aleatoric with error",
+        "epistemic with error": "rank correlation of epistemic with error",
+        "AUSE aleatoric": "ause of aleatoric",
+        "AUSE epistemic": "ause of epistemic",
+        "coverage": "coverage",
+        "width / plain": "width relative to plain",
+    }
+    rows = []
+    for method in dict.fromkeys(method for method, _ in values):
+        cells = [str(len(values[method, "rmse"]))]
+        for metric in list(columns.values())[1:]:
+            cells.append(f"{median(values[method, metric]):.2f}" if (method, metric) in values else "")
+        rows.append([method, *cells])
+    return table(["method", *columns], rows)
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return f"{row['mean']:.3f} ± {row['std']:.3f}"
+
+
+RENDERERS: dict[str, Callable[[Result], str]] = {
+    "digits": _digits,
+    "compare-digits": _compare_digits,
+    "toy-regression": _toy_regression,
+    "uci": _uci,
+}
 
 
 def main() -> None:
-    """Fill the README of the working tree that this is run in."""
-    readme = Path("README.md")
-    readme.write_text(fill(readme.read_text(encoding="utf-8"), "results"), encoding="utf-8")
+    """Fill the documents of the working tree that this is run in."""
+    for document in (Path("README.md"), *sorted(Path("docs").glob("*.md"))):
+        before = document.read_text(encoding="utf-8")
+        after = fill(before, "results")
+        if after != before:
+            document.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

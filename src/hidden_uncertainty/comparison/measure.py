@@ -1,0 +1,115 @@
+"""What a method costs: milliseconds, memory at its peak, memory kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MIB = 2**20
+_LEAVES = (type, ModuleType, FunctionType, MethodType, str, bytes)  # objects with nothing of a method's own behind them
+
+
+class Peak:
+    """The highest memory above the start, in MiB; None where the device does not tell."""
+
+    mib: float | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Measure how far the memory that torch allocates on a CUDA device rises inside the block.
+
+    Of the CPU nothing is told: the memory of the process can be watched, but it uses again, unseen, what earlier steps
+    have freed. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
+
+    Args:
+        device: where the method works.
+
+    Example:
+        >>> with peak_memory(torch.device("cpu")) as peak:
+        ...     _ = torch.zeros(1000)
+        >>> peak.mib is None
+        True
+    """
+    peak = Peak()
+    if device.type != "cuda":
+        yield peak
+        return
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    yield peak
+    peak.mib = (torch.cuda.max_memory_allocated(device) - before) / MIB
+
+
+def kept_memory(method: object, network: nn.Module | None = None) -> float:
+    """MiB of the tensors and arrays that a method holds and the network does not.
+
+    Args:
+        method: whatever can be reached from its attributes is counted, once.
+        network: what is there anyway.
+
+    Example:
+        >>> network = nn.Linear(512, 512)
+        >>> kept_memory({"network": network, "means": torch.zeros(2, 2**17)}, network)    # 4 bytes a number
+        1.0
+    """
+    known = _sizes(network)
+    return sum(size for place, size in _sizes(method).items() if place not in known) / MIB
+
+
+def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The median time of each side, over rounds in which each has its turn, after one call that does not count.
+
+    Turn by turn, whatever disturbs the machine disturbs all of them.
+
+    Args:
+        sides: what to call, by name.
+        rounds: how often.
+
+    Example:
+        >>> found = milliseconds({"sum": lambda: sum(range(10)), "nap": lambda: time.sleep(0.01)}, rounds=3)
+        >>> found["nap"] >= 10 > found["sum"]
+        True
+    """
+    for side in sides.values():
+        side()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: 1000 * median(values) for name, values in seconds.items()}
+
+
+def _sizes(root: object) -> dict[int, int]:
+    """Bytes of every tensor or array that can be reached, by where its memory begins."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, _LEAVES):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            storage = item.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, np.ndarray):
+            found[item.ctypes.data] = item.nbytes
+        elif isinstance(item, Mapping):
+            waiting.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting.extend(item)
+        elif hasattr(item, "__dict__"):
+            waiting.extend(vars(item).values())
+    return found

@@ -1,0 +1,218 @@
+"""`compare`: fit, score and time several methods in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import signature
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..batches import Adapter, batches
+from ..capture import device_of, watch
+from ..progress import task
+from ..uncertainty import Uncertainty
+from .data import Labelled, check
+from .measure import kept_memory, milliseconds, peak_memory
+from .quality import detection, errors
+from .table import FORWARD, Comparison
+
+TIMED = 512  # inputs, or a few more: whole batches
+
+Found = dict[tuple[str | None, str], float]  # by what is to be detected, or None, and the metric
+
+
+class Method(Protocol):
+    """Scores inputs, as `LatentDensity` and every baseline do; to be fitted here it needs `fit(loader)` too."""
+
+    def predict(self, loader: Iterable[Any], /) -> Uncertainty:
+        """Score all of a loader."""
+
+
+def compare(
+    methods: Mapping[str, Method],
+    in_distribution: Iterable[Any],
+    out_of_distribution: Iterable[Any] | Mapping[str, Iterable[Any]],
+    *,
+    train: Iterable[Any] | None = None,
+    calibration: Iterable[Any] | None = None,
+    model: nn.Module | None = None,
+    rounds: int = 5,
+    unpack: Adapter | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Fit methods, score the same data with each, and tell how well it detects and what it costs.
+
+    ====================  =============================================================================================
+    metric                what it is
+    ====================  =============================================================================================
+    `auroc`               of the epistemic score, in-distribution inputs against the others; so are
+                          `average precision` and `fpr95`
+    `accuracy`            of predictions on the in-distribution inputs, where they have labels; `rmse` of numbers
+    `aurc epistemic`      risk-coverage area there, ranked by the epistemic score; `ause epistemic` of numbers
+    `aurc aleatoric`      the same, ranked by the aleatoric score, of methods that have one
+    `fit seconds`         of one call of `fit`, with the network's passes over the training data
+    `ms per input`        of `predict`, forward passes included, on the first 512 in-distribution inputs in the
+                          loader's batches, already in memory; the median of rounds in which methods take turns
+    `times forward`       that, in plain forward passes of the network
+    `peak MiB`            on CUDA, the most that torch allocated during fit and scoring above what was there before
+    `kept MiB`            tensors that the method holds and the network does not; further networks count
+    ====================  =============================================================================================
+
+    Args:
+        methods: what to compare, by name.
+        in_distribution: inputs like the training data, but not from it.
+        out_of_distribution: inputs to be detected: one loader, or several by name.
+        train: what each method is fitted to; None if all are fitted already.
+        calibration: data that the network was not trained on, given to the methods whose `fit` takes it.
+        model: the network whose plain forward pass is timed; None is that of the first method that has one.
+        rounds: of timing.
+        unpack: as for the methods; each of them needs it too.
+        progress: show a bar; None shows it on a terminal.
+
+    Example:
+        >>> from hidden_uncertainty import GaussianMixture, LatentDensity
+        >>> model = nn.Sequential(nn.Tanh(), nn.Identity())    # of three numbers, which is the largest?
+        >>> x = torch.randn(900, 3, generator=torch.Generator().manual_seed(0))
+        >>> methods = {"density": LatentDensity(model, "0", GaussianMixture(components=1), task="classification")}
+        >>> found = compare(methods, x[:300].split(100), {"far": [9 + x[:50]]}, train=x[300:].split(100))
+        >>> found.value("density", "auroc", "far") > 0.99
+        True
+    """
+    from ..studies.results import hardware, versions  # takes matplotlib with it, which needs a second to import
+
+    ood = dict(out_of_distribution) if isinstance(out_of_distribution, Mapping) else {"ood": out_of_distribution}
+    _check(methods, ood, train, calibration, rounds)
+    given = {"in_distribution": in_distribution, "train": train, "calibration": calibration}
+    for name, loader in {**given, **{f"out_of_distribution {name!r}": loader for name, loader in ood.items()}}.items():
+        if loader is not None:
+            check(name, loader, unpack)
+    known = Labelled(in_distribution, unpack)
+    network = next((part for part in (model, *map(_network, methods.values())) if part is not None), None)
+
+    found: dict[str, Found] = {FORWARD: {}}
+    counts: dict[str, int] = {}
+    with task("comparing", len(methods), enabled=progress) as bar:
+        for name, method in methods.items():
+            found[name] = {}
+            with _named(name), peak_memory(_device(_network(method))) as peak:
+                if train is not None:
+                    found[name][None, "fit seconds"] = _fit(method, train, calibration)
+                found[name] |= _score(method, known, ood, counts)
+            if peak.mib is not None:
+                found[name][None, "peak MiB"] = peak.mib
+            found[name][None, "kept MiB"] = kept_memory(method, network)
+            bar.advance(method=name)
+
+    items, sizes = known.first(TIMED)
+    for name, ms in _times(methods, network, items, unpack, rounds).items():
+        found[name][None, "ms per input"] = ms / sum(sizes)
+    if network is not None:
+        forward = found[FORWARD][None, "ms per input"]
+        for values in found.values():
+            values[None, "times forward"] = values[None, "ms per input"] / forward
+    rows = [
+        {"method": name, "ood": ood, "metric": metric, "value": value}
+        for name, values in found.items()
+        for (ood, metric), value in values.items()
+    ]
+    about = {
+        "inputs": counts,
+        "timed inputs": sum(sizes),
+        "batch": max(sizes),
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "device": str(_device(network)),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
+    return Comparison(rows, about)
+
+
+def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int) -> None:
+    if not methods or not ood:
+        raise ValueError("there is nothing to compare: give at least one method and one out_of_distribution loader.")
+    needed = ("predict",) if train is None else ("fit", "predict")
+    for name, method in methods.items():
+        missing = [call for call in needed if not callable(getattr(method, call, None))]
+        if missing or isinstance(method, type):
+            kind = f"the class {method.__name__}" if isinstance(method, type) else f"of type {type(method).__name__}"
+            calls = " and ".join(f"{call}(loader)" for call in needed)
+            raise TypeError(f"method {name!r} is {kind}: expected an object with {calls}.")
+    if FORWARD in methods:
+        raise ValueError(f"{FORWARD!r} is the name of the network's own row: give the method another.")
+    if calibration is not None and train is None:
+        raise ValueError("calibration is for fitting, but train is None: pass both, or neither.")
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, not {rounds}.")
+
+
+def _fit(method: Any, train: Iterable[Any], calibration: Iterable[Any] | None) -> float:
+    takes = calibration is not None and "calibration" in signature(method.fit).parameters
+    start = time.perf_counter()
+    method.fit(train, **({"calibration": calibration} if takes else {}))
+    return time.perf_counter() - start
+
+
+def _score(method: Method, known: Labelled, ood: Mapping[str, Iterable[Any]], counts: dict[str, int]) -> Found:
+    inside = _uncertainty(method, known)
+    counts["in_distribution"] = len(inside)
+    found: Found = {(None, metric): value for metric, value in errors(inside, known.label()).items()}
+    for name, loader in ood.items():
+        outside = _uncertainty(method, loader)
+        counts[name] = len(outside)
+        found |= {(name, metric): value for metric, value in detection(inside, outside).items()}
+    return found
+
+
+def _uncertainty(method: Method, loader: Iterable[Any]) -> Uncertainty:
+    u = method.predict(loader)
+    if not isinstance(u, Uncertainty):
+        raise TypeError(f"predict gave an object of type {type(u).__name__}; expected an Uncertainty.")
+    return u.cpu()
+
+
+def _times(
+    methods: Mapping[str, Method], network: nn.Module | None, items: list[Any], adapter: Adapter | None, rounds: int
+) -> dict[str, float]:
+    """Milliseconds that each method and the network take for all items."""
+    sides: dict[str, Callable[[], Any]] = {name: partial(method.predict, items) for name, method in methods.items()}
+    if network is not None:
+        sides = {FORWARD: partial(_forward, network, items, adapter), **sides}
+    with ExitStack() as stack:
+        for method in methods.values():
+            if hasattr(method, "progress"):  # drawing a bar may take longer than what is timed
+                stack.callback(setattr, method, "progress", method.progress)
+                method.progress = False
+        return milliseconds(sides, rounds)
+
+
+def _forward(network: nn.Module, items: list[Any], adapter: Adapter | None) -> None:
+    device = _device(network)
+    with watch(network, {}) as inner:
+        for batch in batches(items, adapter, device_of(network)):
+            inner(*batch.args, **batch.kwargs)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _network(method: object) -> nn.Module | None:
+    network = getattr(method, "model", None)
+    return network if isinstance(network, nn.Module) else None
+
+
+def _device(network: nn.Module | None) -> torch.device:
+    return (None if network is None else device_of(network)) or torch.device("cpu")
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say which method failed."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"method {name!r} failed: {type(error).__name__}: {error}") from error
