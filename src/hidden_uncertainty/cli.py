@@ -66,7 +66,10 @@ def demo(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which study: digits, compare-digits, toy-regression, uci.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Which study: digits, compare-digits, toy-regression, uci, table-1-fcnet, table-1-resnet."),
+    ],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
     data: Root = None,

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from hidden_uncertainty.studies import NAMES, load
 from hidden_uncertainty.studies.render import fill, render
@@ -29,8 +30,8 @@ def test_digests_tell_data_apart():
 
 def test_documents_are_filled_from_results(tmp_path):
     rows = [{"train": "a", "ood": "b", "method": "m", "metric": "auroc", "mean": 0.9, "std": 0.0, "n": 1}]
-    Study("toy", rows, [0], {}, 1.0).write(tmp_path, "a command")
-    before = "text\n<!-- results:toy -->\nstale\n<!-- /results -->\nmore"
+    Study("digits", rows, [0], {}, 1.0).write(tmp_path, "a command")
+    before = "text\n<!-- results:digits -->\nstale\n<!-- /results -->\nmore"
     after = fill(before, tmp_path)
     assert "| a | b | m | 0.900 ± 0.000 | 1 |" in after and "stale" not in after
     assert after.startswith("text\n") and after.endswith("more") and fill(after, tmp_path) == after
@@ -38,10 +39,11 @@ def test_documents_are_filled_from_results(tmp_path):
         fill("<!-- results:other -->\n<!-- /results -->", tmp_path)
 
 
-def test_the_readme_shows_the_committed_results():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- results:digits -->" in readme
-    assert fill(readme, ROOT / "results") == readme, "run python -m hidden_uncertainty.studies.render"
+@pytest.mark.parametrize("page", ["README.md", "results/README.md", "docs/regression.md", "docs/comparing.md"])
+def test_documents_show_the_committed_results(page):
+    document = (ROOT / page).read_text(encoding="utf-8")
+    assert "<!-- results:" in document
+    assert fill(document, ROOT / "results") == document, "run python -m hidden_uncertainty.studies.render"
 
 
 def test_the_digits_study_runs_when_quick():
@@ -49,10 +51,20 @@ def test_the_digits_study_runs_when_quick():
     found = {(row["method"], row["metric"]): row for row in study.rows if "mean" in row}
     assert found["network", "accuracy"]["mean"] > 0.5 and found["mixture-default", "auroc"]["n"] == 1
     assert all(0 <= row["mean"] <= 1 for (_, metric), row in found.items() if metric == "auroc")
-    assert render({"rows": study.rows, "command": "c", "seconds": 1, "hardware": "h"}).count("mixture") == 2
+    about = {"name": "digits", "command": "c", "seconds": 1, "hardware": "h"}
+    assert render({**about, "rows": study.rows}).count("mixture") == 2
 
 
 def test_unknown_studies_are_named():
     assert "digits" in NAMES
     with pytest.raises(ValueError, match="there is no study 'table-9'; there are: digits"):
         load("table-9")
+
+
+def test_curves_take_a_line_each_and_pictures_go_beside(tmp_path):
+    figure = Figure()
+    curves = {"x": [0.0, -0.5, 1e-05], "y": [1.0, 2.0, 3.0]}
+    path = Study("toy", [], [0], {}, 1.0, curves=curves, pictures={"": figure, "fit": figure}).write(tmp_path, "c")
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text)["curves"] == curves and '"y": [1.0, 2.0, 3.0]' in text
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["toy-fit.png", "toy.json", "toy.png"]

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from .results import Study
 
-NAMES = ("digits", "compare-digits", "toy-regression", "uci")
+NAMES = ("digits", "compare-digits", "toy-regression", "uci", "table-1-fcnet", "table-1-resnet")
 
 
 def load(name: str) -> Callable[..., Study]:

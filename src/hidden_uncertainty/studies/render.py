@@ -121,6 +121,32 @@ def _uci(result: Result) -> str:
     return table(["method", *columns], rows)
 
 
+def _table_1(result: Result) -> str:
+    """Cells beside the paper's, those that disagree in bold; then how many agree under every alternative reading."""
+    from .table_1 import agrees, margin
+
+    cells = [row for row in result["rows"] if row["metric"] == "auroc" and row["variant"] == "default"]
+    methods = list(dict.fromkeys(row["method"] for row in cells))
+    found = {(row["train"], row["ood"], row["method"]): row for row in cells}
+    rows = []
+    for train, ood in dict.fromkeys((row["train"], row["ood"]) for row in cells):
+        line = [f"{train} → {ood}"]
+        for method in methods:
+            row = found[train, ood, method]
+            text = f"{row['mean']:.3f} ± {row['std']:.3f} / {row['paper_mean']:.3f} ± {row['paper_std']:.3f}"
+            line.append(text if agrees(row) else f"**{text}**")
+        rows.append(line)
+    counts = [row for row in result["rows"] if row["metric"] == "cells within margin"]
+    agreement = [[row["variant"], f"{row['mean']} of {row['n']}"] for row in counts]
+    return "\n\n".join(
+        [
+            table(["ours / paper", *methods], rows),
+            f"Bold: farther from the paper than {margin(0, 0)} and than two combined deviations.",
+            table(["reading of what the paper leaves open", "cells that agree"], agreement),
+        ]
+    )
+
+
 def _spread(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ± {row['std']:.3f}"
 
@@ -130,12 +156,14 @@ RENDERERS: dict[str, Callable[[Result], str]] = {
     "compare-digits": _compare_digits,
     "toy-regression": _toy_regression,
     "uci": _uci,
+    "table-1-fcnet": _table_1,
+    "table-1-resnet": _table_1,
 }
 
 
 def main() -> None:
     """Fill the documents of the working tree that this is run in."""
-    for document in (Path("README.md"), *sorted(Path("docs").glob("*.md"))):
+    for document in (Path("README.md"), Path("results/README.md"), *sorted(Path("docs").glob("*.md"))):
         before = document.read_text(encoding="utf-8")
         after = fill(before, "results")
         if after != before:

@@ -1,0 +1,152 @@
+"""Table 1, left half: perceptrons trained on MNIST and FashionMNIST, their layers' densities, and ensembles of ten.
+
+What the paper leaves open is chosen once for all cells, by looking at which choice agrees with the paper's numbers;
+every alternative is a variant, one change at a time. The noise and how OMNIGLOT is resized decide many cells. How
+weights begin, whether the best epoch or the last is kept, and what densities are fitted to decide few: there the choice
+is what Keras does, whose layers the paper's appendix names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+
+from ..nets._lane import Data, Decay, Recipe
+from ..nets.fcnet import FCNet, Initialisation
+from ..nets.many import Group, Trained, train_many
+from ..progress import track
+from ._paper import FCNET
+from ._table_1_cells import Asked, Clock, Reading, Table
+from ._table_1_grey import HELD, NOISE, OMNIGLOT, SETS, Grey, Scale, Scaling, inputs, read, split
+from ._table_1_scores import DENSITY, work_folder
+from .results import Study
+from .table_1 import DEFAULT, build_rows
+
+MEMBERS = 10  # of an ensemble
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the paper does not say about training.
+
+    Args:
+        initialisation: of the weights.
+        decay: whether weight decay is added to the gradient or beside it.
+        scaling: of the images.
+    """
+
+    initialisation: Initialisation = "glorot"
+    decay: Decay = "gradient"
+    scaling: Scaling = "unit"
+
+
+TRAININGS = {
+    DEFAULT: Training(),
+    "initialisation of torch": Training(initialisation="torch"),
+    "decay decoupled": Training(decay="decoupled"),
+    "images standardised": Training(scaling="standard"),
+}
+READINGS = {
+    DEFAULT: Reading(),
+    "weights of the best epoch": Reading(keep="best"),
+    "stopped by accuracy": Reading(criterion="accuracy"),
+    "density on 80 %": Reading(part="trained"),
+    "ridge 1e-4": Reading(density={**DENSITY, "ridge": 1e-4}),
+    "the library's mixture": Reading(density={}),
+}
+
+
+def run(
+    *,
+    seeds: Sequence[int] = range(5),
+    quick: bool = False,
+    progress: bool | None = None,
+    variants: bool = True,
+    folder: str | PathLike[str] | None = None,
+) -> Study:
+    """Train an ensemble a seed on each set; fit densities to the first member's layers; tell known from unknown.
+
+    Args:
+        seeds: of the ensembles.
+        quick: one ensemble of three, 2,000 images and few epochs on the CPU, without variants.
+        progress: show bars; None shows them on a terminal.
+        variants: measure the alternatives too; those that need other networks with one ensemble each.
+        folder: where networks are kept between runs; None takes it from HIDDEN_UNCERTAINTY_WORK, if that is set.
+    """
+    clock = Clock()
+    seeds = list(seeds)[:1] if quick else list(seeds)
+    variants = variants and not quick
+    members = 3 if quick else MEMBERS
+    device = torch.device("cuda" if torch.cuda.is_available() and not quick else "cpu")
+    data = read(train=2000, test=500, device=device) if quick else read(device=device)
+    clock.lap("reading")
+    recipe: dict[str, Any] = {"epochs": 12, "patience": 3} if quick else {}
+    numbers = [members * seed + member for seed in seeds for member in range(members)]
+    trained = _train(data, recipe, {DEFAULT: TRAININGS[DEFAULT]}, numbers, device, folder or work_folder(), progress)
+    clock.lap("training")
+    table = Table(members, len(seeds), device)
+    for train in track(SETS, "densities", enabled=progress):
+        asked = _ask(train, TRAININGS[DEFAULT], data)
+        table.read(trained[DEFAULT, train], {DEFAULT: READINGS[DEFAULT]}, asked)
+    clock.lap("densities and scores")
+    whole = clock.total
+    if variants:
+        others = {name: training for name, training in TRAININGS.items() if name != DEFAULT}
+        more = _train(data, recipe, others, range(members), device, folder or work_folder(), progress)
+        readings = {name: reading for name, reading in READINGS.items() if name != DEFAULT}
+        for train in track(SETS, "variants", enabled=progress):
+            table.read(trained[DEFAULT, train], readings, _ask(train, TRAININGS[DEFAULT], data))
+            for name, training in others.items():
+                table.read(more[name, train], {name: READINGS[DEFAULT]}, _ask(train, training, data))
+        clock.lap("variants")
+    settings = {
+        "networks": 2 * len(numbers),
+        "members of an ensemble": members,
+        "training": {**asdict(trained[DEFAULT, SETS[0]].group.recipe), **asdict(TRAININGS[DEFAULT]), "held": HELD},
+        "reading": asdict(READINGS[DEFAULT]),
+        "noise": dict(zip(("deviation", "of", "clipped"), NOISE[DEFAULT], strict=True)),
+        "OMNIGLOT": dict(zip(("part", "resized by", "white on black"), OMNIGLOT[DEFAULT], strict=True)),
+        "seconds": {"whole table without variants": round(whole, 1), **clock.laps},
+        "epochs": {train: [each["loss"] for each in trained[DEFAULT, train].epochs] for train in SETS},
+        "mixtures that warned": table.warned,
+    }
+    rows = build_rows(table.found, FCNET) + table.accuracies()
+    return Study("table-1-fcnet", rows, seeds, data.digests, clock.total, settings)
+
+
+def _train(
+    data: Grey,
+    recipe: Mapping[str, Any],
+    trainings: Mapping[str, Training],
+    numbers: Sequence[int],
+    device: torch.device,
+    folder: str | PathLike[str] | None,
+    progress: bool | None,
+) -> dict[tuple[str, str], Trained]:
+    """Networks of these numbers for every training and set, all at once."""
+    groups = {}
+    for name, training in trainings.items():
+        for train in SETS:
+            images, labels = data.train[train]
+            x = Scale(training.scaling, images)(images)
+            rows, held = split(images)
+            groups[name, train] = Group(
+                f"fcnet-{train}-{name}".lower().replace(" ", "-"),
+                [FCNet(initialisation=training.initialisation, seed=number) for number in numbers],
+                Data(x[rows], labels[rows], x[held], labels[held]),
+                Recipe(decay=training.decay, **recipe),
+                about={"data": data.digests[f"{train} train"], "images": str(len(images)), "scale": training.scaling},
+            )
+    found = train_many(list(groups.values()), device=device, folder=folder, progress=progress)
+    return dict(zip(groups, found, strict=True))
+
+
+def _ask(train: str, training: Training, data: Grey) -> Asked:
+    images = data.train[train][0]
+    scale = Scale(training.scaling, images)
+    layers = {name: f"layer-{name}" for name in FCNet.measured}
+    return Asked(train, scale(images), split(images)[0], inputs(train, data, scale), layers)

@@ -1,0 +1,131 @@
+"""Table 1, right half: residual networks trained on SVHN and CIFAR10, their layers' densities, and ensembles of ten.
+
+The choices that the paper leaves open are those of the left half, `table-1-fcnet`. Three more are reported both ways:
+STL10 with and without antialiasing, layer 34 at the softmax's output and at its logits, and the horizontal flip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..datasets.images import unit
+from ..nets._lane import Data, Recipe
+from ..nets.many import Group, Trained, train_many
+from ..nets.resnet import ResNet
+from ..progress import track
+from ._paper import RESNET
+from ._table_1_cells import Asked, Clock, Reading, Table
+from ._table_1_colour import NOISE, SETS, STL10, Colour, inputs, read
+from ._table_1_grey import HELD, split
+from ._table_1_scores import work_folder
+from .results import Study
+from .table_1 import DEFAULT, build_rows
+
+MEMBERS = 10  # of an ensemble
+TRAININGS = 5  # whose layers are read: the first members, where there is one ensemble
+WIDTHS = (64, 128, 256)
+BATCH = 2000  # images that a network meets at once: 65,536 numbers each at layers 1 and 9
+# The paper's layer 34 behaves as its softmax does; read at the logits it is a variant.
+LAYERS = {"0.1": "layer-1", "0.9": "layer-9", "0.19": "layer-19", "1": "layer-34", "0.34": "logits"}
+ALIASES = {"logits": ("layer 34 at the logits", "layer-34")}
+READINGS = {
+    DEFAULT: Reading(),
+    "density on 80 %": Reading(part="trained"),
+    "weights of the best epoch": Reading(keep="best"),
+}
+
+
+def run(
+    *,
+    seeds: Sequence[int] = range(5),
+    quick: bool = False,
+    progress: bool | None = None,
+    variants: bool = True,
+    folder: str | PathLike[str] | None = None,
+) -> Study:
+    """Train an ensemble a seed on each set; fit densities to layers of single networks; tell known from unknown.
+
+    Args:
+        seeds: of the ensembles. With one, layers are read of its first five members, trainings of their own.
+        quick: one ensemble of two small networks, 600 images and few epochs on the CPU, 32 dimensions.
+        progress: show bars; None shows them on a terminal.
+        variants: measure the alternatives too.
+        folder: where networks are kept between runs; None takes it from HIDDEN_UNCERTAINTY_WORK, if that is set.
+    """
+    clock = Clock()
+    seeds = list(seeds)[:1] if quick else list(seeds)
+    members = 2 if quick else MEMBERS
+    device = torch.device("cuda" if torch.cuda.is_available() and not quick else "cpu")
+    data = read(train=600, test=200, device=device) if quick else read(device=device)
+    clock.lap("reading")
+    recipe = Recipe(epochs=3) if quick else Recipe()
+    widths = (8, 16, 32) if quick else WIDTHS
+    table = Table(members, TRAININGS, device, ALIASES)
+    epochs = {}
+    for train in track(SETS, "sets", enabled=progress):
+        numbers = [members * seed + member for seed in seeds for member in range(members)]
+        networks = [ResNet(widths, initialisation="glorot", seed=number) for number in numbers]
+        trained = _train(train, networks, data, recipe, device, folder or work_folder(), progress)
+        epochs[train] = [each["loss"] for each in trained.epochs]
+        clock.lap(f"training on {train}")
+        asked = _ask(train, data, max_dim=32 if quick else 512)
+        table.read(trained, READINGS if variants else {DEFAULT: READINGS[DEFAULT]}, asked)
+        clock.lap(f"densities and scores of {train}")
+    settings: dict[str, Any] = {
+        "networks": len(SETS) * len(numbers),
+        "members of an ensemble": members,
+        "widths": widths,
+        "training": {**asdict(recipe), "initialisation": "glorot", "scaling": "unit", "held": HELD},
+        "reading": asdict(READINGS[DEFAULT]),
+        "layers": LAYERS,
+        "noise": dict(zip(("deviation", "of", "clipped"), NOISE[DEFAULT], strict=True)),
+        "STL10 resized by": STL10[DEFAULT],
+        "seconds": clock.laps,
+        "epochs": epochs,
+        "mixtures that warned": table.warned,
+    }
+    rows = build_rows(table.found, RESNET) + table.accuracies()
+    return Study("table-1-resnet", rows, seeds, data.digests, clock.total, settings)
+
+
+def _train(
+    train: str,
+    networks: Sequence[nn.Module],
+    data: Colour,
+    recipe: Recipe,
+    device: torch.device,
+    folder: str | PathLike[str] | None,
+    progress: bool | None,
+) -> Trained:
+    images, labels = data.train[train]
+    rows, held = split(images)
+    group = Group(
+        f"resnet-{train}".lower(),
+        networks,
+        Data(images[rows], labels[rows], images[held], labels[held]),
+        recipe,
+        criteria=("loss",),
+        about={"data": data.digests[f"{train} train"], "images": str(len(images))},
+    )
+    return train_many([group], device=device, folder=folder, progress=progress)[0]
+
+
+def _ask(train: str, data: Colour, max_dim: int) -> Asked:
+    images = data.train[train][0]
+    layers: Mapping[str, str] = LAYERS
+    return Asked(
+        train,
+        unit(images),
+        split(images)[0],
+        inputs(train, data),
+        layers,
+        wrap=lambda network: nn.Sequential(network, nn.Softmax(1)).eval(),
+        batch=BATCH,
+        max_dim=max_dim,
+    )
