@@ -94,7 +94,15 @@ def test_compare_writes_and_prints_its_table(tmp_path: Path, monkeypatch: pytest
 
     def run(**options: object) -> Study:
         asked.append(options)
-        return Study("compare-digits", rows, [0, 1], {}, 1.0)
+        about = {
+            "inputs": {"in_distribution": 9},
+            "timed inputs": 9,
+            "batch": 9,
+            "rounds": 1,
+            "threads": 1,
+            "device": "cpu",
+        }
+        return Study("compare-digits", rows, [0, 1], {}, 1.0, {"run": about})
 
     monkeypatch.setattr(compare_digits, "run", run)
     result = CliRunner().invoke(app, ["compare", "--seeds", "2", "--quick", "--out", str(tmp_path)])
