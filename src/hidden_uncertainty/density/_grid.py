@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._coupling import BOUND, Coupling, Couplings
 
-CHUNK = 1024  # pairs at a time: what a coupling needs for them stays in a core's cache
+CHUNK = 1024  # pairs at a time and thread: what a coupling needs for them stays in a core's cache
 
 
 class Folded(NamedTuple):
@@ -38,7 +38,7 @@ def log_prob(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
     first = _perceptron(folded[0], halves[1 - steps[0].half])
     shared = _added(flow, folded, condition) if condition.shape[1] == 1 else None
     out = u.new_empty(n, m)
-    chunk = CHUNK if u.device.type == "cpu" else 128 * CHUNK
+    chunk = CHUNK * (torch.get_num_threads() if u.device.type == "cpu" else 128)
     for rows in _spans(n, max(1, chunk // max(1, m))):
         for columns in _spans(m, chunk):
             if shared is None:
