@@ -16,6 +16,7 @@ from . import joint, mixture
 from ._coupling import Couplings, Form
 from ._directions import Directions, hold_out
 from ._grid import log_prob
+from ._support import as_vectors
 from ._train import Sample, Schedule, Trained, train
 from .base import Density
 
@@ -215,14 +216,8 @@ class ConditionalFlow(Density):
             return match[None].to(self.directions.center.dtype)
         assert self.y_center is not None
         assert self.y_deviation is not None
-        q = len(self.y_center)
-        y = support[:, None] if support.dim() == 1 and q == 1 else support
-        if y.dim() not in (2, 3) or y.shape[-1] != q or (y.dim() == 3 and len(y) != n):
-            numbers = "(m,), " if q == 1 else ""
-            raise ValueError(
-                f"expected support of shape {numbers}(m, {q}) or ({n}, m, {q}), as fitted, not {tuple(support.shape)}."
-            )
-        return _standardised(y.detach() if y.dim() == 3 else y.detach()[None], self.y_center, self.y_deviation)
+        y = as_vectors(support, len(self.y_center), n).detach()
+        return _standardised(y if y.dim() == 3 else y[None], self.y_center, self.y_deviation)
 
     def _fitted(self) -> Couplings:
         if self.flow is None:

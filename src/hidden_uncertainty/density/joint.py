@@ -15,6 +15,7 @@ from ._conditional import Conditional, JointCovariance
 from ._directions import Directions, hold_out
 from ._em import Mixtures, Options, component_log_prob
 from ._shrinkage import Shrinkage
+from ._support import as_vectors
 from .base import Density
 from .mixture import _check_options
 
@@ -205,13 +206,7 @@ class JointMixture(Density):
 
     def _standardise(self, support: Tensor, n: int) -> Tensor:
         """Support points as (m, q) or (n, m, q), in float64."""
-        q = len(self.y_center)
-        y = support[:, None] if support.dim() == 1 and q == 1 else support
-        if y.dim() not in (2, 3) or y.shape[-1] != q or (y.dim() == 3 and len(y) != n):
-            numbers = "(m,), " if q == 1 else ""
-            raise ValueError(
-                f"expected support of shape {numbers}(m, {q}) or ({n}, m, {q}), as fitted, not {tuple(support.shape)}."
-            )
+        y = as_vectors(support, len(self.y_center), n)
         return ((y.double() - self.y_center.double()) / self.y_deviation.double()).clamp(-FAR, FAR)
 
     def _check_fitted(self) -> None:
