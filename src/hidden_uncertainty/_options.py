@@ -1,8 +1,10 @@
-"""What users may write for layers and densities, as one mapping each."""
+"""What users may write for layers and densities, as one mapping each; and which of them a warning is about."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from .density import Density
 from .reduce import Reduce
@@ -30,3 +32,13 @@ def chosen_densities(density: Density | Mapping[str, Density], layers: Mapping[s
     if set(density) != set(layers):
         raise ValueError(f"density names the layers {list(density)}, layers= names {list(layers)}: name the same ones.")
     return dict(density)
+
+
+@contextmanager
+def layer_in_warnings(name: str) -> Iterator[None]:
+    """Say which layer a density warns about, to the caller of `fit`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        warnings.warn(f"layer {name!r}: {warning.message}", warning.category, stacklevel=4)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, get_args
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from . import io
 from ._condition import Condition, condition_of, default_density, fit_marginal, refine
-from ._options import chosen_densities, chosen_layers
+from ._options import chosen_densities, chosen_layers, layer_in_warnings
 from .batches import Adapter, Batch
 from .calibration import Calibration
 from .capture import device_of
@@ -187,7 +186,7 @@ class LatentDensity:
                     f"layer {name!r} gives the same activations for all {len(y):,} inputs, so its density says nothing "
                     "about any. Choose another layer."
                 )
-            with _layer_in_warnings(name):
+            with layer_in_warnings(name):
                 density = copy.deepcopy(densities[name]).fit(features.z[name], y, progress=self.progress)
             parts[name] = LayerHead(features.reductions[name], density)
         refine(marginal, parts, features)
@@ -389,13 +388,3 @@ def _error(label: Tensor, prediction: Tensor, expected: Tensor) -> Tensor:
     """The error in units of the expected one, the largest of several outputs: (n,)."""
     error = (label - prediction).abs() / expected
     return error.amax(1) if error.dim() > 1 else error
-
-
-@contextmanager
-def _layer_in_warnings(name: str) -> Iterator[None]:
-    """Say which layer a density warns about, to the caller of `fit`."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        warnings.warn(f"layer {name!r}: {warning.message}", warning.category, stacklevel=4)

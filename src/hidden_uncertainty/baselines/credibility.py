@@ -14,18 +14,11 @@ from ..extract import Features
 from ..tasks import Prediction
 from ..uncertainty import LayerScores, Uncertainty
 from .features import FeatureBaseline, Layers, LayerScore, Options
-from .neighbours import Backend, Index, check_search
+from .neighbours import Backend, Labelled, check_search
 
 
-class _Disagreement(LayerScore):
+class _Disagreement(Labelled):
     """How many of the k nearest points are of another class than the one predicted."""
-
-    classes: Tensor
-
-    def __init__(self, points: Tensor, classes: Tensor, k: int, backend: Backend) -> None:
-        super().__init__()
-        self.k, self.index = k, Index(points, k, backend)
-        self.register_buffer("classes", classes.clone())
 
     def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         _, near = self.index.search(z, self.k)

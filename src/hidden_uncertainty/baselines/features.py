@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._condition import Condition, condition_of
 from .._options import chosen_layers
 from ..batches import Adapter, Batch
-from ..density.mixture import _saturate
+from ..density._linalg import saturate
 from ..extract import Extractor, Features
 from ..head import ROWS
 from ..reduce import How, Reduce, Reduction
@@ -207,7 +207,7 @@ class FeatureBaseline(Baseline):
         for name, part in self.parts.items():
             pairs = zip(z[name].to(self._device).split(ROWS), prediction.to(self._device).split(ROWS), strict=True)
             with torch.autocast(self._device.type, enabled=False):
-                found = [part(_saturate(rows, torch.float64), classes, seen=seen) for rows, classes in pairs]
+                found = [part(saturate(rows, torch.float64), classes, seen=seen) for rows, classes in pairs]
             dtype = torch.promote_types(z[name].dtype, torch.float32)
             scores[name] = torch.cat(found).clamp(-limit, limit).to(dtype)
         return scores

@@ -10,21 +10,14 @@ from torch import Tensor, nn
 
 from .._condition import Condition
 from .features import FeatureBaseline, Layers, LayerScore, Options
-from .neighbours import QUERIES, Backend, Index, check_search, squared_distances
+from .neighbours import QUERIES, Backend, Labelled, check_search, squared_distances
 
 How = Literal["ratio", "gaussian"]
 Rule = Literal["scott", "silverman"]
 
 
-class _Ratio(LayerScore):
+class _Ratio(Labelled):
     """The share that points of other classes have in the local density."""
-
-    classes: Tensor
-
-    def __init__(self, points: Tensor, classes: Tensor, k: int, backend: Backend) -> None:
-        super().__init__()
-        self.k, self.index = k, Index(points, k, backend)
-        self.register_buffer("classes", classes.clone())
 
     def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         away, near = self.index.search(z, min(self.k + seen, len(self.classes)))

@@ -107,6 +107,17 @@ class _Distance(LayerScore):
         return nn.functional.normalize(z, dim=1) if self.normalise else z
 
 
+class Labelled(LayerScore):
+    """Training points of one layer with their classes, to look for the k nearest among."""
+
+    classes: Tensor
+
+    def __init__(self, points: Tensor, classes: Tensor, k: int, backend: Backend) -> None:
+        super().__init__()
+        self.k, self.index = k, Index(points, k, backend)
+        self.register_buffer("classes", classes.clone())
+
+
 class NearestNeighbours(FeatureBaseline):
     r"""The distance of activations to the k-th nearest ones of the training data.
 

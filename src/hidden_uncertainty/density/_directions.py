@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._precision import full_precision
-from ._linalg import gram
-from .mixture import _saturate
+from ._linalg import gram, saturate
 
 BUFFERS = ("center", "basis", "deviation", "residual_deviation", "log_scale")
 
@@ -90,14 +89,14 @@ class Directions(nn.Module):
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates u (n, kept), and the log-density of the rest with log |∂u/∂z|, (n,). Finite for finite z."""
         dtype = self.center.dtype
-        x = _saturate(z, dtype) - self.center
+        x = saturate(z, dtype) - self.center
         with full_precision(x.device):
             on_basis = x @ self.basis
             # Squared as a vector: ‖x‖² - ‖Bᵀx‖² would have no digits left where it matters.
             residual = x - on_basis @ self.basis.mT if self.kept < self.dim else torch.zeros_like(x)
         big = torch.finfo(dtype).max
         squares = (residual / self.residual_deviation).square().sum(1).clamp(max=big / 8)
-        return _saturate((on_basis / self.deviation).clamp(-big, big), dtype), self.log_scale - 0.5 * squares
+        return saturate((on_basis / self.deviation).clamp(-big, big), dtype), self.log_scale - 0.5 * squares
 
     def describe(self) -> str | None:
         """What was dropped, in a line; None when nothing was."""

@@ -75,3 +75,10 @@ def precision_factor(covariance: Tensor) -> tuple[Tensor, Tensor]:
 def log_det(factor: Tensor) -> Tensor:
     """log |W| of triangular factors (..., d, d)."""
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pull rows whose squares would overflow in dtype back along their ray, so that scores stop growing there."""
+    z = z.to(torch.promote_types(z.dtype, dtype))
+    limit = torch.finfo(dtype).max ** 0.45
+    return (z * (limit / z.abs().amax(-1, keepdim=True)).clamp(max=1)).to(dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._precision import full_precision
 from ..progress import say
-from . import joint, mixture
+from ._checks import check_classes, check_counts, check_dtype, check_numbers
 from ._coupling import Couplings, Form
 from ._directions import Directions, hold_out
 from ._grid import log_prob
@@ -104,10 +104,9 @@ class ConditionalFlow(Density):
         super().__init__()
         if form not in get_args(Form):
             raise ValueError(f"form must be one of {get_args(Form)}, not {form!r}.")
-        if dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be 'float32', 'float64' or None, not {dtype!r}.")
+        check_dtype(dtype)
         counts = {"batch_size": batch_size, "max_epochs": max_epochs, "patience": patience}
-        mixture._check_options(blocks=blocks, **{name: value for name, value in counts.items() if value is not None})
+        check_counts(blocks=blocks, **{name: value for name, value in counts.items() if value is not None})
         for name, widths in (("hidden", hidden), ("condition_hidden", condition_hidden)):
             if not all(isinstance(width, int) and width > 0 for width in widths):
                 raise ValueError(f"{name} must be widths of layers such as (100, 100), not {widths!r}.")
@@ -139,7 +138,7 @@ class ConditionalFlow(Density):
             progress: show a bar; None shows it on a terminal.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            z, y = (joint if y.is_floating_point() else mixture)._check_data(z, y)
+            z, y = check_numbers(z, y) if y.is_floating_point() else check_classes(z, y)
             if len(z) < FEWEST:
                 raise ValueError(f"a flow needs at least {FEWEST} samples, not {len(z)}.")
             if self.dtype is not None:

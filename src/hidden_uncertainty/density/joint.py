@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._precision import full_precision
 from ..progress import say
+from ._checks import check_counts, check_covariance, check_dtype, check_numbers
 from ._classes import ClassFit, fit_classes
 from ._conditional import Conditional, JointCovariance
 from ._directions import Directions, hold_out
@@ -17,7 +18,6 @@ from ._em import Mixtures, Options, component_log_prob
 from ._shrinkage import Shrinkage
 from ._support import as_vectors
 from .base import Density
-from .mixture import _check_options
 
 CHUNK = 1 << 22  # elements of an intermediate at most
 FAR = 1e15  # deviations of ŷ at which it saturates, so that squares fit float32
@@ -93,15 +93,9 @@ class JointMixture(Density):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_options(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
-        if covariance not in get_args(JointCovariance):
-            raise ValueError(f"covariance must be one of {get_args(JointCovariance)}, not {covariance!r}.")
-        if shrinkage not in (None, "auto", *get_args(Shrinkage)):
-            raise ValueError(f"shrinkage must be 'auto', one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
-        if shrinkage in get_args(Shrinkage) and covariance == "diag":
-            raise ValueError(f"shrinkage={shrinkage!r} is for full and tied covariances; {covariance!r} needs none.")
-        if dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be 'float32', 'float64' or None, not {dtype!r}.")
+        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_covariance(covariance, get_args(JointCovariance), shrinkage)
+        check_dtype(dtype)
         if not noise > 0:
             raise ValueError(f"noise must be above zero, not {noise}: ŷ is a function of z.")
         self.components, self.covariance, self.noise, self.shrinkage = components, covariance, noise, shrinkage
@@ -119,7 +113,7 @@ class JointMixture(Density):
             y: the prediction that came with each, floating, (n,) or (n, q).
             progress: show a bar; None shows it on a terminal.
         """
-        z, y = _check_data(z, y)
+        z, y = check_numbers(z, y)
         if self.dtype is not None:
             z = z.to(getattr(torch, self.dtype))
         held_out = hold_out(len(z), 0.1, self.seed, z.device)
@@ -254,25 +248,3 @@ class JointMixture(Density):
     def extra_repr(self) -> str:
         """The arguments that shape the density."""
         return f"components={self.components}, covariance={self.covariance!r}, noise={self.noise}"
-
-
-def _check_data(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both without gradients, z in float32 or float64, y as (n, q) in float64."""
-    if z.dim() != 2 or y.dim() not in (1, 2) or len(z) != len(y):
-        shapes = f"{tuple(z.shape)} and {tuple(y.shape)}"
-        raise ValueError(f"expected z (n, d) and y (n,) or (n, q) of one length, not {shapes}.")
-    if not y.is_floating_point():
-        raise TypeError(f"expected predictions as floating numbers in y, not {y.dtype}; for classes: GaussianMixture.")
-    if len(z) < 3:
-        raise ValueError(f"a density needs at least 3 samples, not {len(z)}.")
-    y = y.detach().to(z.device, torch.float64).reshape(len(y), -1)
-    for name, value in (("z", z), ("y", y)):
-        bad = int((~value.isfinite()).any(1).sum())
-        if bad:
-            raise ValueError(f"{bad} of {len(z)} rows of {name} hold NaN or infinity: leave them out, or find out why.")
-    constant = (y == y[:1]).all(0).nonzero()[:, 0].tolist()
-    if constant:
-        where = f" in column {constant}" if y.shape[1] > 1 else ""
-        raise ValueError(f"y is the same in all {len(y)} rows{where}: p(z|ŷ) needs predictions that vary.")
-    z = z.detach()
-    return (z if z.dtype == torch.float64 else z.float()), y

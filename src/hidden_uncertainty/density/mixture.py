@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from .._precision import full_precision
+from ._checks import check_classes, check_counts, check_covariance, check_dtype
 from ._classes import ClassFit, fit_classes
 from ._em import Covariance, Options, distances, factor_shape, log_scale, whiten_means
+from ._linalg import saturate
 from ._shrinkage import Shrinkage
 from .base import Density
 
@@ -87,15 +89,9 @@ class GaussianMixture(Density):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_options(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
-        if covariance not in get_args(Covariance):
-            raise ValueError(f"covariance must be one of {get_args(Covariance)}, not {covariance!r}.")
-        if shrinkage not in (None, "auto", *get_args(Shrinkage)):
-            raise ValueError(f"shrinkage must be 'auto', one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
-        if shrinkage in get_args(Shrinkage) and covariance in ("diag", "spherical"):
-            raise ValueError(f"shrinkage={shrinkage!r} is for full and tied covariances; {covariance!r} needs none.")
-        if dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be 'float32', 'float64' or None, not {dtype!r}.")
+        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_covariance(covariance, get_args(Covariance), shrinkage)
+        check_dtype(dtype)
         if not ridge >= 0:
             raise ValueError(f"ridge must be zero or more, not {ridge}.")
         self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
@@ -112,7 +108,7 @@ class GaussianMixture(Density):
             y: the class of each, as integers.
             progress: show a bar; None shows it on a terminal.
         """
-        z, y = _check_data(z, y)
+        z, y = check_classes(z, y)
         if self.dtype is not None:
             z = z.to(getattr(torch, self.dtype))
         shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
@@ -143,7 +139,7 @@ class GaussianMixture(Density):
             raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
         if z.dim() != 2 or z.shape[1] != self.mean.shape[-1]:
             raise ValueError(f"expected z of shape (n, {self.mean.shape[-1]}), as fitted, not {tuple(z.shape)}.")
-        x = (_saturate(z, self.mean.dtype) - self.center)[None]
+        x = (saturate(z, self.mean.dtype) - self.center)[None]
         factor, bias, scale = self.factor, self.bias, self.log_scale
         if support is not self.classes and not torch.equal(support, self.classes):
             rows = self._rows(support)
@@ -202,30 +198,3 @@ class GaussianMixture(Density):
     def extra_repr(self) -> str:
         """The arguments that shape the density."""
         return f"components={self.components}, covariance={self.covariance!r}, shrinkage={self.shrinkage!r}"
-
-
-def _check_options(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
-
-
-def _check_data(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    if z.dim() != 2 or y.dim() != 1 or len(z) != len(y):
-        raise ValueError(f"expected z (n, d) and y (n,) of one length, not {tuple(z.shape)} and {tuple(y.shape)}.")
-    if len(z) < 2:
-        raise ValueError(f"a density needs at least 2 samples, not {len(z)}.")
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise TypeError(f"expected classes as integers in y, not {y.dtype}.")
-    if not bool(z.isfinite().all()):
-        bad = int((~z.isfinite()).any(1).sum())
-        raise ValueError(f"{bad} of {len(z)} rows of z hold NaN or infinity: leave them out, or find out why.")
-    z = z.detach()
-    return (z if z.dtype == torch.float64 else z.float()), y.to(z.device).long()
-
-
-def _saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pull rows whose squares would overflow in dtype back along their ray, so that scores stop growing there."""
-    z = z.to(torch.promote_types(z.dtype, dtype))
-    limit = torch.finfo(dtype).max ** 0.45
-    return (z * (limit / z.abs().amax(-1, keepdim=True)).clamp(max=1)).to(dtype)

@@ -1,0 +1,77 @@
+"""What densities ask of their arguments and of the data that they are fitted to."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from ._shrinkage import Shrinkage
+
+
+def check_counts(**counts: Any) -> None:
+    """Raise unless every argument is a whole number of at least 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raise unless a density can be kept in this precision."""
+    if dtype not in (None, "float32", "float64"):
+        raise ValueError(f"dtype must be 'float32', 'float64' or None, not {dtype!r}.")
+
+
+def check_covariance(covariance: str, known: tuple[str, ...], shrinkage: str | None) -> None:
+    """Raise unless the covariance is one of those known and the shrinkage goes with it."""
+    if covariance not in known:
+        raise ValueError(f"covariance must be one of {known}, not {covariance!r}.")
+    if shrinkage not in (None, "auto", *get_args(Shrinkage)):
+        raise ValueError(f"shrinkage must be 'auto', one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
+    if shrinkage in get_args(Shrinkage) and covariance in ("diag", "spherical"):
+        raise ValueError(f"shrinkage={shrinkage!r} is for full and tied covariances; {covariance!r} needs none.")
+
+
+def check_classes(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations and their classes: z without gradients in float32 or float64, y (n,) whole numbers beside it."""
+    if z.dim() != 2 or y.dim() != 1 or len(z) != len(y):
+        raise ValueError(f"expected z (n, d) and y (n,) of one length, not {tuple(z.shape)} and {tuple(y.shape)}.")
+    if len(z) < 2:
+        raise ValueError(f"a density needs at least 2 samples, not {len(z)}.")
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise TypeError(f"expected classes as integers in y, not {y.dtype}.")
+    return _activations(z), y.to(z.device).long()
+
+
+def check_numbers(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations and what they are conditioned on: z as for classes, y without gradients as (n, q) in float64."""
+    if z.dim() != 2 or y.dim() not in (1, 2) or len(z) != len(y):
+        shapes = f"{tuple(z.shape)} and {tuple(y.shape)}"
+        raise ValueError(f"expected z (n, d) and y (n,) or (n, q) of one length, not {shapes}.")
+    if not y.is_floating_point():
+        raise TypeError(f"expected predictions as floating numbers in y, not {y.dtype}; for classes: GaussianMixture.")
+    if len(z) < 3:
+        raise ValueError(f"a density needs at least 3 samples, not {len(z)}.")
+    z = _activations(z)
+    y = y.detach().to(z.device, torch.float64).reshape(len(y), -1)
+    _check_finite("y", y)
+    constant = (y == y[:1]).all(0).nonzero()[:, 0].tolist()
+    if constant:
+        where = f" in column {constant}" if y.shape[1] > 1 else ""
+        raise ValueError(f"y is the same in all {len(y)} rows{where}: p(z|ŷ) needs predictions that vary.")
+    return z, y
+
+
+def _activations(z: Tensor) -> Tensor:
+    _check_finite("z", z)
+    z = z.detach()
+    return z if z.dtype == torch.float64 else z.float()
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        bad = int((~values.isfinite()).any(1).sum())
+        raise ValueError(
+            f"{bad} of {len(values)} rows of {name} hold NaN or infinity: leave them out, or find out why."
+        )
