@@ -28,9 +28,8 @@ class DeepEnsemble(OutputBaseline):
 
     Members are run one after the other, each as `LatentDensity` runs a model; they may be on several devices. The
     result is where the first is. Members of one architecture can be run as one (`together`), by `torch.vmap` over
-    their stacked weights. Time over that of the loop, measured for five and ten members: on a CPU core 0.9 to 2.8 for
-    perceptrons, and for residual networks on 32×32 images from 0.7 at one image to 2.4 at 128; on an H200 from 0.35
-    (ten members, up to 16 images) to 2 (512 images). So it is worth it for a few images at a time on a GPU.
+    their stacked weights. That is worth it for a few images at a time on a GPU; for large batches, and on a CPU, it is
+    usually slower than the loop.
 
     Args:
         models: at least two trained networks that predict the same; they may differ in architecture.

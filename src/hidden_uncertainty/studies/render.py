@@ -136,13 +136,24 @@ def _table_1(result: Result) -> str:
             text = f"{row['mean']:.3f} ± {row['std']:.3f} / {row['paper_mean']:.3f} ± {row['paper_std']:.3f}"
             line.append(text if agrees(row) else f"**{text}**")
         rows.append(line)
-    counts = [row for row in result["rows"] if row["metric"] == "cells within margin"]
-    agreement = [[row["variant"], f"{row['mean']} of {row['n']}"] for row in counts]
+    apart: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        if row["metric"] == "auroc" and not agrees(row):
+            cell = f"{row['train']} → {row['ood']} {row['method']} {row['mean']:.3f}"
+            apart.setdefault(row["variant"], []).append(cell)
+    agreement = [
+        [row["variant"], f"{row['mean']} of {row['n']}", "; ".join(apart.get(row["variant"], []))]
+        for row in result["rows"]
+        if row["metric"] == "cells within margin"
+    ]
     return "\n\n".join(
         [
             table(["ours / paper", *methods], rows),
             f"Bold: farther from the paper than {margin(0, 0)} and than two combined deviations.",
-            table(["reading of what the paper leaves open", "cells that agree"], agreement),
+            table(
+                ["reading of what the paper leaves open", "cells that agree", "of those it changes, these do not"],
+                agreement,
+            ),
         ]
     )
 
