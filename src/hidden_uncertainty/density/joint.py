@@ -47,9 +47,9 @@ class JointMixture(Density):
     only the width that `noise` gives it, there up to 1.4 times `noise` deviations of ŷ, and more where covariances are
     shrunk. Read it as the resolution at which the density looks.
 
-    `components` and `shrinkage` were chosen by the likelihood of fresh samples, on the last layers of small networks that
-    were trained on drawn data. Shrinkage fattens thin manifolds, and is needed where there are few samples for their
-    dimensions: so `"auto"` tries both.
+    `components` and `shrinkage` were chosen by the likelihood of fresh samples, on the last layers of small networks
+    that were trained on drawn data. Shrinkage fattens thin manifolds, and is needed where there are few samples for
+    their dimensions: so `"auto"` tries both.
 
     Args:
         components: Gaussians; fewer where there are not `min_samples` samples for each, with a warning.
