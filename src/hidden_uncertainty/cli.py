@@ -68,7 +68,10 @@ def demo(
 def reproduce(
     name: Annotated[
         str,
-        typer.Argument(help="Which study: digits, compare-digits, toy-regression, uci, table-1-fcnet, table-1-resnet."),
+        typer.Argument(
+            help="Which study: digits, compare-digits, toy-regression, uci, table-1-fcnet, table-1-resnet, "
+            "layer-depth, regularisation."
+        ),
     ],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
@@ -141,6 +144,8 @@ def _run(name: str, out: Path, seeds: int, quick: bool) -> Path:
     from .studies import load
 
     _any_character()
+    # Networks side by side on a GPU queue behind each other with fewer; read when a process first uses the GPU.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         study = load(name)
     except ValueError as error:

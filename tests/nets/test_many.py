@@ -118,6 +118,45 @@ def test_dropout_is_at_work_and_repeats_by_seed() -> None:
     assert torch.equal(weights(0.5), weights(0.5)) and not torch.equal(weights(0.5), weights(0.0))
 
 
+class Dropping(Conv):
+    """With dropout, and a penalty of its own in training."""
+
+    def __init__(self, seed: int, dropout: float = 0.0, weight: float = 0.0) -> None:
+        super().__init__(seed)
+        self.body.insert(3, nn.Dropout(dropout))
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        if self.training and self.weight:
+            self.penalty = self.weight * logits.square().mean()
+        return logits
+
+
+def test_dropout_of_any_module_repeats_by_seed_and_leaves_the_global_generator_alone() -> None:
+    def weights(**options: float) -> Tensor:
+        group = Group("toy", [Dropping(3, **options)], blobs(), Recipe(epochs=2))
+        network = train_many([group], device="cpu")[0].networks("loss", "last")[0]
+        assert isinstance(network.body[3], nn.Dropout)
+        return network.body[0].weight
+
+    before = torch.random.get_rng_state()
+    assert torch.equal(weights(dropout=0.5), weights(dropout=0.5))
+    assert not torch.equal(weights(dropout=0.5), weights(dropout=0.0))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_penalty_that_a_network_leaves_is_added_to_its_loss() -> None:
+    def logits(weight: float) -> Tensor:
+        data = blobs()
+        group = Group("toy", [Dropping(3, weight=weight)], data, Recipe(epochs=20, learning_rate=0.03))
+        network = train_many([group], device="cpu")[0].networks("loss", "last")[0]
+        assert not hasattr(network, "penalty")
+        return network(data.held_images).square().mean()
+
+    assert logits(100.0) < 0.1 * logits(0.0)
+
+
 def test_what_is_finished_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, recipe = blobs(), Recipe(epochs=2)
     first = train_many([Group("toy", build(2), data, recipe)], device="cpu", folder=tmp_path)[0]

@@ -15,6 +15,8 @@ from .detection import (
     fpr_at_tpr,
     roc_curve,
 )
+from .lift import lift_curve, raulc
+from .reconstruction import psnr
 from .regression import ause, coverage, rank_correlation, rmse, sparsification, sparsification_oracle, width
 
 __all__ = [
@@ -28,7 +30,10 @@ __all__ = [
     "coverage",
     "expected_calibration_error",
     "fpr_at_tpr",
+    "lift_curve",
+    "psnr",
     "rank_correlation",
+    "raulc",
     "rmse",
     "roc_curve",
     "sparsification",

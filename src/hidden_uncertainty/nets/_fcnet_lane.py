@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..regularise import DenseDecoder
 from ._lane import Data, Lane, Recipe, pixels, scores
 from ._watch import CRITERIA, Criterion
 from .fcnet import FCNet
+from .regularised import Regularised
 
 _HELD_ROWS = 1 << 18  # of held images, times networks, at a time
+Stacked = FCNet | Regularised
+Layers = list[tuple[Tensor, Tensor]]  # weights (networks, before, after) and biases (networks, 1, after)
 
 
 class StackLane(Lane):
-    """Perceptrons as stacked weights (networks, before, after) and biases (networks, 1, after).
+    """Perceptrons as stacked weights, with their decoders where they are regularised, each by its own weight.
 
     Args:
-        networks: of one shape; read, never changed.
+        networks: of one shape, as `stackable` says; read, never changed.
         data: what to train on.
         recipe: how.
         criteria: by what networks stop.
     """
 
     def __init__(
-        self, networks: Sequence[FCNet], data: Data, recipe: Recipe, criteria: Sequence[Criterion] = CRITERIA
+        self, networks: Sequence[Stacked], data: Data, recipe: Recipe, criteria: Sequence[Criterion] = CRITERIA
     ) -> None:
         device = data.images.device
-        self.dropout = networks[0].dropout
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        for same in zip(*(network.linear for network in networks), strict=True):
+        first = networks[0]
+        plain = first.network if isinstance(first, Regularised) else first
+        assert isinstance(plain, FCNet)
+        self.dropout = plain.dropout
+        self.names = [name for name, module in first.named_modules() if isinstance(module, nn.Linear)]
+        layers: Layers = []
+        for name in self.names:
+            same = [cast(nn.Linear, network.get_submodule(name)) for network in networks]
             weight = torch.stack([layer.weight.detach().mT for layer in same]).to(device).contiguous()
             bias = torch.stack([layer.bias.detach()[None] for layer in same]).to(device)
-            self.layers.append((weight.requires_grad_(), bias.requires_grad_()))
-        parameters = [tensor for layer in self.layers for tensor in layer]
-        self.random = torch.Generator(device).manual_seed(networks[0].seed)
+            layers.append((weight.requires_grad_(), bias.requires_grad_()))
+        parameters = [tensor for layer in layers for tensor in layer]
+        self.layers, self.decoder = layers[: len(plain.linear)], layers[len(plain.linear) :]
+        self.read = -1  # which of the layers is decoded
+        if isinstance(first, Regularised):
+            self.read = self.names.index(f"network.{first.layer}")
+            weights = [network.weight for network in networks if isinstance(network, Regularised)]
+            self.weights = torch.tensor(weights, device=device)  # (networks,)
+        self.random = torch.Generator(device).manual_seed(first.seed)
         super().__init__(
             [network.seed for network in networks],
             data,
@@ -50,23 +66,30 @@ class StackLane(Lane):
         """Of dropout masks."""
         return self.random if self.dropout else None
 
-    def forward(self, x: Tensor, *, drop: bool = False) -> Tensor:
-        """Logits (networks, n, classes) of flat images (networks, n, inputs)."""
-        for weight, bias in self.layers[:-1]:
-            x = torch.baddbmm(bias, x, weight).relu()
-            if drop and self.dropout:
-                mask = torch.empty_like(x).bernoulli_(1 - self.dropout, generator=self.random)
-                x = x * mask.div_(1 - self.dropout)
-        weight, bias = self.layers[-1]
-        return torch.baddbmm(bias, x, weight)
+    def forward(self, x: Tensor, *, drop: bool = False) -> tuple[Tensor, Tensor]:
+        """Logits (networks, n, classes) of flat images (networks, n, inputs), and the layer that is to be decoded."""
+        latent = x
+        for i, (weight, bias) in enumerate(self.layers):
+            if i > 0:
+                x = x.relu()
+                if drop and self.dropout:
+                    mask = torch.empty_like(x).bernoulli_(1 - self.dropout, generator=self.random)
+                    x = x * mask.div_(1 - self.dropout)
+            x = torch.baddbmm(bias, x, weight)
+            if i == self.read:
+                latent = x
+        return x, latent
 
     def learn(self, rows: Tensor) -> None:
         """One step of every network, each on its own batch."""
         x = pixels(self.data.images[rows]).flatten(2)  # (networks, batch, inputs)
-        logits = self.forward(x, drop=True)
+        logits, latent = self.forward(x, drop=True)
         loss = F.cross_entropy(logits.flatten(0, 1), self.data.labels[rows].flatten(), reduction="sum")
         # A network's weights appear in its own terms only: dividing by the batch gives each the gradient of its mean.
-        gradients = torch.autograd.grad(loss / rows.shape[1], self.parameters)
+        loss = loss / rows.shape[1]
+        if self.decoder:
+            loss = loss + self._penalty(latent, x)
+        gradients = torch.autograd.grad(loss, self.parameters)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.optimiser.step()
@@ -78,16 +101,43 @@ class StackLane(Lane):
         size = max(1, _HELD_ROWS // count)
         held = zip(self.data.held_images.split(size), self.data.held_labels.split(size), strict=True)
         parts = [
-            scores(self.forward(pixels(images).flatten(1).expand(count, -1, -1)), labels) for images, labels in held
+            scores(self.forward(pixels(images).flatten(1).expand(count, -1, -1))[0], labels) for images, labels in held
         ]
         loss, right = (torch.stack(values).sum(0) for values in zip(*parts, strict=True))
         return loss / len(self.data.held_labels), right / len(self.data.held_labels)
 
     def states(self, kept: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """What was kept of the stack, as one state for each module."""
-        names = [f"{1 + 3 * i}.{kind}" for i in range(len(self.layers)) for kind in ("weight", "bias")]
+        names = [f"{name}.{kind}" for name in self.names for kind in ("weight", "bias")]
         values = [value.mT if name.endswith("weight") else value[:, 0] for name, value in zip(names, kept, strict=True)]
         return [
             {name: value[i].contiguous().cpu() for name, value in zip(names, values, strict=True)}
             for i in range(len(kept[0]))
         ]
+
+    def _penalty(self, latent: Tensor, x: Tensor) -> Tensor:
+        """Weighted reconstruction errors, summed over networks."""
+        found = latent
+        for weight, bias in self.decoder[:-1]:
+            found = torch.baddbmm(bias, found, weight).relu()
+        weight, bias = self.decoder[-1]
+        found = torch.baddbmm(bias, found, weight)
+        return (self.weights * (found - x).square().mean((1, 2))).sum()
+
+
+def stackable(networks: Sequence[nn.Module]) -> bool:
+    """Whether networks can be trained as one stack: perceptrons, or those regularised alike at a full layer.
+
+    Example:
+        >>> stackable([FCNet(seed=0), FCNet(seed=1)]), stackable([nn.Linear(3, 2)])
+        (True, False)
+    """
+    if all(isinstance(network, FCNet) for network in networks):
+        return True
+    regularised = [network for network in networks if isinstance(network, Regularised)]
+    return (
+        len(regularised) == len(networks)
+        and all(isinstance(n.network, FCNet) and isinstance(n.decoder, DenseDecoder) for n in regularised)
+        and len({n.layer for n in regularised}) == 1
+        and isinstance(regularised[0].network.get_submodule(regularised[0].layer), nn.Linear)
+    )

@@ -168,9 +168,13 @@ class Lane(ABC):
         else:
             self.graph.replay()
 
+    def check(self) -> None:
+        """Validate; what comes of it is read in `end`, so that devices validate other networks meanwhile."""
+        self._checked = self.validate()
+
     def end(self) -> None:
-        """Validate, and take note of what is best and who is done."""
-        loss, accuracy = self.validate()
+        """Take note of what is best and who is done."""
+        loss, accuracy = self._checked
         self.watch.update({"loss": loss, "accuracy": -accuracy})
         self.epoch, self.loss = self.epoch + 1, float(loss.mean())
         self.done = self.watch.done or self.epoch == self.recipe.epochs

@@ -15,7 +15,11 @@ from ._lane import Data, Lane, Recipe, scores
 from ._watch import CRITERIA, Criterion
 
 _HELD_ROWS = 4096  # validated at a time
-_PRODUCTS = (nn.Conv2d, nn.Linear)  # whose weights are multiplied in bfloat16; norms stay in float32
+_PRODUCTS = (
+    nn.Conv2d,
+    nn.ConvTranspose2d,
+    nn.Linear,
+)  # multiplied in bfloat16; norms stay in float32
 
 
 class ModuleLane(Lane):
@@ -23,6 +27,9 @@ class ModuleLane(Lane):
 
     Small kernels are what a step of a small network consists of, so their number counts: all weights of convolutions
     and full layers lie in one flat tensor, converted at once and optimised at once, and images lie channels last.
+
+    A network that regularises itself leaves what is to be added to the loss, of its latest forward pass in training, as
+    its attribute `penalty`.
 
     Args:
         network: with an attribute `seed`; copied, never changed.
@@ -36,6 +43,8 @@ class ModuleLane(Lane):
     ) -> None:
         device = data.images.device
         self.network = copy.deepcopy(network).to(device).train()
+        self.random = torch.Generator(device).manual_seed(int(getattr(network, "seed", 0)))
+        self.drops = _draw_from(self.random, self.network)
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.scale = torch.tensor(1 / 255, dtype=self.dtype, device=device)
         products = {
@@ -74,6 +83,10 @@ class ModuleLane(Lane):
         images, held = (x.contiguous(memory_format=torch.channels_last) for x in (data.images, data.held_images))
         return Data(images, data.labels, held, data.held_labels)
 
+    def generator(self) -> torch.Generator | None:
+        """Of dropout masks."""
+        return self.random if self.drops else None
+
     def forward(self, images: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Logits (n, classes), in float32."""
         x = images.to(self.dtype) if images.is_floating_point() else images * self.scale
@@ -86,7 +99,8 @@ class ModuleLane(Lane):
         low = self.flat.detach().to(self.dtype)
         weights = {name: view.detach().requires_grad_() for name, view in self._views(low)}
         loss = F.cross_entropy(self.forward(images, weights), self.data.labels[rows[0]])
-        gradients = torch.autograd.grad(loss, [*weights.values(), *self.others])
+        penalty = self.network.__dict__.pop("penalty", None)
+        gradients = torch.autograd.grad(loss if penalty is None else loss + penalty, [*weights.values(), *self.others])
         own, rest = gradients[: len(weights)], gradients[len(weights) :]
         self.flat.grad = torch.cat([_flatten(gradient) for gradient in own]).float()
         for parameter, gradient in zip(self.others, rest, strict=True):
@@ -123,3 +137,27 @@ class ModuleLane(Lane):
 def _flatten(weight: Tensor) -> Tensor:
     """Flat, colours beside each other."""
     return (weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight).reshape(-1)
+
+
+class _Dropout(nn.Module):
+    """Dropout that draws from a generator of its own, so that a network's training follows from its seed alone."""
+
+    def __init__(self, share: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.keep, self.random = 1 - share, generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Some numbers dropped, in training."""
+        if not self.training:
+            return x
+        mask = torch.empty_like(x).bernoulli_(self.keep, generator=self.random)
+        return x * mask.div_(self.keep)
+
+
+def _draw_from(generator: torch.Generator, network: nn.Module) -> bool:
+    """Let all dropout of a network draw from a generator; whether there is any."""
+    found = [(name, m.p) for name, m in network.named_modules() if isinstance(m, nn.Dropout) and m.p > 0]
+    for name, share in found:
+        parent, _, last = name.rpartition(".")
+        setattr(network.get_submodule(parent), last, _Dropout(share, generator))
+    return bool(found)

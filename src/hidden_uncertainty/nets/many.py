@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from .. import io
 from ..progress import task
-from ._fcnet_lane import StackLane
+from ._fcnet_lane import Stacked, StackLane, stackable
 from ._lane import Data, Lane, Recipe
 from ._module_lane import ModuleLane
 from ._watch import CRITERIA, Criterion, Keep
-from .fcnet import FCNet
+from .regularised import Regularised
 
 _AT_ONCE = 10  # networks that are not stacked, side by side: residual ones take 0.43 ms a step each, alone 0.86 (H200)
 
@@ -87,9 +87,10 @@ def train_many(
 ) -> list[Trained]:
     """Train all networks of all groups, side by side.
 
-    Perceptrons of a group are one stack of matrices; other networks are trained each on its own. On a GPU a step is one
-    recorded graph, groups and networks run on streams of their own, and data lie on the device; on a CPU the same steps
-    run one after the other. The order of a network's batches follows from its own seed; dropout from the group's first.
+    Perceptrons of a group, `Regularised` or not, are one stack of matrices; other networks are trained each on its own.
+    On a GPU a step is one recorded graph, groups and networks run on streams of their own, and data lie on the device;
+    on a CPU the same steps run one after the other. The order of a network's batches follows from its own seed; dropout
+    from the group's first.
 
     Args:
         groups: what to train.
@@ -98,6 +99,7 @@ def train_many(
         progress: show a bar; None shows it on a terminal.
 
     Example:
+        >>> from hidden_uncertainty.nets import FCNet
         >>> images, labels = torch.rand(80, 1, 4, 4), torch.arange(80) % 2
         >>> data = Data(images[:64], labels[:64], images[64:], labels[64:])
         >>> networks = [FCNet(16, 8, 2, seed=seed) for seed in range(3)]
@@ -157,8 +159,8 @@ class _Finished:
 def _lanes(group: Group, keys: list[tuple[int, int]], device: torch.device) -> list[tuple[list[tuple[int, int]], Lane]]:
     data = group.data.to(device)
     networks = [group.networks[i] for _, i in keys]
-    if all(isinstance(network, FCNet) for network in networks):
-        return [(keys, StackLane(cast(list[FCNet], networks), data, group.recipe, group.criteria))]
+    if stackable(networks):
+        return [(keys, StackLane(cast(list[Stacked], networks), data, group.recipe, group.criteria))]
     data = ModuleLane.channels_last(data)
     return [
         ([key], ModuleLane(network, data, group.recipe, group.criteria))
@@ -176,6 +178,9 @@ def _epoch(lanes: Sequence[Lane]) -> None:
             if step < lane.steps:
                 with lane.on_stream():
                     lane.step()
+    for lane in lanes:
+        with lane.on_stream():
+            lane.check()
     for lane in lanes:
         with lane.on_stream():
             lane.prepare()
@@ -206,25 +211,38 @@ def _check(group: Group) -> None:
     if len(shapes) > 1:
         raise ValueError(f"group {group.name!r} has networks of {len(shapes)} shapes: make a group of each.")
     seeds = [getattr(network, "seed", None) for network in group.networks]
-    if len(set(seeds)) < len(seeds) or None in seeds:
-        raise ValueError(f"every network of group {group.name!r} needs a `seed` of its own, got {seeds}.")
+    if None in seeds or len({_own(network) for network in group.networks}) < len(seeds):
+        raise ValueError(
+            f"every network of group {group.name!r} needs a `seed` of its own, or a weight of its own where it is "
+            f"regularised, got seeds {seeds}."
+        )
+
+
+def _own(network: nn.Module) -> str:
+    """What tells a network from the others of its group."""
+    return f"weight-{network.weight!r}-{network.seed}" if isinstance(network, Regularised) else f"{network.seed}"
 
 
 def _path(folder: Path, group: Group, network: nn.Module) -> Path:
-    return folder / f"{group.name}-{network.seed}.safetensors"
+    return folder / f"{group.name}-{_own(network)}.safetensors"
 
 
 def _header(group: Group, network: nn.Module) -> dict[str, Any]:
     """What must agree for a finished network to be this one."""
-    return {
-        "network": type(network).__name__,
-        "initialisation": getattr(network, "initialisation", None),
-        "dropout": getattr(network, "dropout", None),
+    plain = network.network if isinstance(network, Regularised) else network
+    header = {
+        "network": type(plain).__name__,
+        "initialisation": getattr(plain, "initialisation", None),
+        "dropout": getattr(plain, "dropout", None),
         "seed": network.seed,
         "recipe": asdict(group.recipe),
         "criteria": list(group.criteria),
         "about": dict(group.about),
     }
+    if isinstance(network, Regularised):
+        decoder = type(network.decoder).__name__
+        header["regularised"] = {"layer": network.layer, "weight": network.weight, "decoder": decoder}
+    return header
 
 
 def _save(folder: Path, group: Group, network: nn.Module, finished: _Finished) -> None:

@@ -7,7 +7,16 @@ from importlib import import_module
 
 from .results import Study
 
-NAMES = ("digits", "compare-digits", "toy-regression", "uci", "table-1-fcnet", "table-1-resnet")
+NAMES = (
+    "digits",
+    "compare-digits",
+    "toy-regression",
+    "uci",
+    "table-1-fcnet",
+    "table-1-resnet",
+    "layer-depth",
+    "regularisation",
+)
 
 
 def load(name: str) -> Callable[..., Study]:

@@ -15,7 +15,7 @@ from ..baselines.ensemble import DeepEnsemble
 from ..density import GaussianMixture
 from ..estimator import LatentDensity
 from ..extract import Features
-from ..inference import infer
+from ..inference import Posterior, infer
 from ..marginal import Categorical
 from ..metrics import auroc
 
@@ -92,17 +92,26 @@ class Densities:
             rows: of the images.
             variant: only this reading of what is unknown; None takes all.
         """
+        areas: list[Areas] = [{} for _ in self.train]
+        for i, method, score in self.scores(density, rows):
+            known = -score(self.known[i]).log_evidence
+            for key, each in self.unknown.items():
+                if variant is None or key[1] == variant:
+                    areas[i].setdefault(key, {})[method] = auroc(known, -score(each[i]).log_evidence)
+        return areas
+
+    def scores(self, density: Mapping[str, Any], rows: Tensor | None = None) -> Iterator[tuple[int, str, Score]]:
+        """Fit densities, to some of the images or to all: for every layer of every network, what scores features.
+
+        Args:
+            density: options of `GaussianMixture`.
+            rows: of the images.
+        """
         train = self.train if rows is None else [features[rows] for features in self.train]
         marginals = [Categorical().fit(features.prediction, features.classes) for features in train]
-        areas: list[Areas] = [{} for _ in train]
         for mixture, places in self._fit(density, train):
             for place, (i, layer) in enumerate(places):
-                score = _Score(mixture, marginals[i], layer, place)
-                known = score(self.known[i])
-                for key, each in self.unknown.items():
-                    if variant is None or key[1] == variant:
-                        areas[i].setdefault(key, {})[self.layers[layer]] = auroc(known, score(each[i]))
-        return areas
+                yield i, self.layers[layer], Score(mixture, marginals[i], layer, place)
 
     def _fit(
         self, density: Mapping[str, Any], train: Sequence[Features]
@@ -123,18 +132,18 @@ class Densities:
             yield mixture, places
 
 
-class _Score(NamedTuple):
-    """-log p(z) of one place."""
+class Score(NamedTuple):
+    """p(z) and p(ŷ|z) of one place."""
 
     mixture: GaussianMixture
     marginal: Categorical
     layer: str
     place: int
 
-    def __call__(self, features: Features) -> Tensor:
+    def __call__(self, features: Features) -> Posterior:
         support = self.marginal.support + self.place * len(self.marginal.log_prob)
         log_likelihood = self.mixture.log_prob(features.z[self.layer], support)
-        return -infer(log_likelihood, self.marginal.log_weight).log_evidence
+        return infer(log_likelihood, self.marginal.log_weight)
 
 
 def ensemble_areas(members: Sequence[nn.Module], inputs: Inputs, batch: int = BATCH) -> Areas:

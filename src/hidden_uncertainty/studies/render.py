@@ -158,6 +158,18 @@ def _table_1(result: Result) -> str:
     )
 
 
+def _layer_depth(result: Result) -> str:
+    from ._layer_depth_table import render
+
+    return render(result)
+
+
+def _regularisation(result: Result) -> str:
+    from ._regularisation_table import render
+
+    return render(result)
+
+
 def _spread(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ± {row['std']:.3f}"
 
@@ -169,6 +181,8 @@ RENDERERS: dict[str, Callable[[Result], str]] = {
     "uci": _uci,
     "table-1-fcnet": _table_1,
     "table-1-resnet": _table_1,
+    "layer-depth": _layer_depth,
+    "regularisation": _regularisation,
 }
 
 

@@ -14,6 +14,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..nets._lane import Data, Decay, Recipe
 from ..nets.fcnet import FCNet, Initialisation
@@ -131,18 +132,43 @@ def _train(
     groups = {}
     for name, training in trainings.items():
         for train in SETS:
-            images, labels = data.train[train]
-            x = Scale(training.scaling, images)(images)
-            rows, held = split(images)
-            groups[name, train] = Group(
-                f"fcnet-{train}-{name}".lower().replace(" ", "-"),
-                [FCNet(initialisation=training.initialisation, seed=number) for number in numbers],
-                Data(x[rows], labels[rows], x[held], labels[held]),
-                Recipe(decay=training.decay, **recipe),
-                about={"data": data.digests[f"{train} train"], "images": str(len(images)), "scale": training.scaling},
-            )
+            networks = [FCNet(initialisation=training.initialisation, seed=number) for number in numbers]
+            how = Recipe(decay=training.decay, **recipe)
+            digest = data.digests[f"{train} train"]
+            groups[name, train] = group(f"{train} {name}", networks, *data.train[train], digest, how, training.scaling)
     found = train_many(list(groups.values()), device=device, folder=folder, progress=progress)
     return dict(zip(groups, found, strict=True))
+
+
+def group(
+    name: str,
+    networks: Sequence[nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    digest: str,
+    recipe: Recipe,
+    scaling: Scaling = "unit",
+) -> Group:
+    """Perceptrons to be trained on a set, found again by the studies that share them.
+
+    Args:
+        name: the set and what is different about these networks.
+        networks: untrained.
+        images: all training images, in [0, 1]; those to stop by are taken from them.
+        labels: of these.
+        digest: of the set.
+        recipe: how to train.
+        scaling: of the images.
+    """
+    x = Scale(scaling, images)(images)
+    rows, held = split(images)
+    return Group(
+        f"fcnet-{name}".lower().replace(" ", "-"),
+        networks,
+        Data(x[rows], labels[rows], x[held], labels[held]),
+        recipe,
+        about={"data": digest, "images": str(len(images)), "scale": scaling},
+    )
 
 
 def _ask(train: str, training: Training, data: Grey) -> Asked:

@@ -12,14 +12,15 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..datasets.images import unit
 from ..nets._lane import Data, Recipe
-from ..nets.many import Group, Trained, train_many
+from ..nets.many import Group, train_many
 from ..nets.resnet import ResNet
 from ..progress import track
 from ._paper import RESNET
+from ._share import matrix_peak, step_operations
 from ._table_1_cells import Asked, Clock, Reading, Table
 from ._table_1_colour import NOISE, SETS, STL10, Colour, inputs, read
 from ._table_1_grey import HELD, split
@@ -67,13 +68,15 @@ def run(
     recipe = Recipe(epochs=3) if quick else Recipe()
     widths = (8, 16, 32) if quick else WIDTHS
     table = Table(members, TRAININGS, device, ALIASES)
-    epochs = {}
+    epochs, steps = {}, {}
     for train in track(SETS, "sets", enabled=progress):
         numbers = [members * seed + member for seed in seeds for member in range(members)]
         networks = [ResNet(widths, initialisation="glorot", seed=number) for number in numbers]
-        trained = _train(train, networks, data, recipe, device, folder or work_folder(), progress)
+        whole = group(train, networks, *data.train[train], data.digests[f"{train} train"], recipe)
+        (trained,) = train_many([whole], device=device, folder=folder or work_folder(), progress=progress)
         epochs[train] = [each["loss"] for each in trained.epochs]
         clock.lap(f"training on {train}")
+        steps[train] = sum(epochs[train]) * (len(whole.data.images) // recipe.batch_size)
         asked = _ask(train, data, max_dim=32 if quick else 512)
         table.read(trained, READINGS if variants else {DEFAULT: READINGS[DEFAULT]}, asked)
         clock.lap(f"densities and scores of {train}")
@@ -88,32 +91,51 @@ def run(
         "STL10 resized by": STL10[DEFAULT],
         "seconds": clock.laps,
         "epochs": epochs,
+        "share of the matrix peak while training": _share(steps, clock.laps, networks[0].to(device), recipe, device),
         "mixtures that warned": table.warned,
     }
     rows = build_rows(table.found, RESNET) + table.accuracies()
     return Study("table-1-resnet", rows, seeds, data.digests, clock.total, settings)
 
 
-def _train(
-    train: str,
-    networks: Sequence[nn.Module],
-    data: Colour,
-    recipe: Recipe,
-    device: torch.device,
-    folder: str | PathLike[str] | None,
-    progress: bool | None,
-) -> Trained:
-    images, labels = data.train[train]
+def _share(
+    steps: Mapping[str, int], laps: Mapping[str, float], network: nn.Module, recipe: Recipe, device: torch.device
+) -> dict[str, Any]:
+    """What training makes of the device: operations of all steps over those of a large matrix product in that time."""
+    if device.type != "cuda":
+        return {}
+    peak, each = matrix_peak(device), step_operations(network, (3, 32, 32), recipe.batch_size)
+    shares = {train: round(count * each / laps[f"training on {train}"] / peak, 4) for train, count in steps.items()}
+    return {"peak in TFLOP/s": round(peak / 1e12, 1), "GFLOP a step": round(each / 1e9, 2), **shares}
+
+
+def group(
+    name: str, networks: Sequence[nn.Module], images: Tensor, labels: Tensor, digest: str, recipe: Recipe
+) -> Group:
+    """Residual networks to be trained on a set, found again by the studies that share them.
+
+    Args:
+        name: the set, and what is different about these networks.
+        networks: untrained.
+        images: all training images, as bytes; those to stop by are taken from them.
+        labels: of these.
+        digest: of the set.
+        recipe: how to train.
+    """
     rows, held = split(images)
-    group = Group(
-        f"resnet-{train}".lower(),
+    return Group(
+        f"resnet-{name}".lower().replace(" ", "-"),
         networks,
         Data(images[rows], labels[rows], images[held], labels[held]),
         recipe,
         criteria=("loss",),
-        about={"data": data.digests[f"{train} train"], "images": str(len(images))},
+        about={"data": digest, "images": str(len(images))},
     )
-    return train_many([group], device=device, folder=folder, progress=progress)[0]
+
+
+def with_softmax(network: nn.Module) -> nn.Sequential:
+    """A network that ends in its softmax, whose layers have names that `LAYERS` knows."""
+    return nn.Sequential(network, nn.Softmax(1)).eval()
 
 
 def _ask(train: str, data: Colour, max_dim: int) -> Asked:
@@ -125,7 +147,7 @@ def _ask(train: str, data: Colour, max_dim: int) -> Asked:
         split(images)[0],
         inputs(train, data),
         layers,
-        wrap=lambda network: nn.Sequential(network, nn.Softmax(1)).eval(),
+        wrap=with_softmax,
         batch=BATCH,
         max_dim=max_dim,
     )

@@ -1,0 +1,40 @@
+"""How the weights of decoders begin, without touching the global generator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+_PRODUCTS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+
+
+def empty(kind: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+    """A layer whose weights nobody has drawn yet: torch's own would come from the global generator."""
+    return nn.utils.skip_init(kind, *args, **kwargs)
+
+
+@torch.no_grad()
+def begin(decoder: nn.Module, seed: int) -> None:
+    """Draw weights uniformly within ±√(6 / (inputs + outputs)), after Glorot and Bengio (2010); biases begin at zero.
+
+    Args:
+        decoder: changed in place.
+        seed: of a generator of its own.
+
+    Example:
+        >>> layer = empty(nn.Linear, 3, 3)
+        >>> begin(layer, 0)
+        >>> bool(layer.weight.abs().max() <= 1), layer.bias.tolist()
+        (True, [0.0, 0.0, 0.0])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for layer in decoder.modules():
+        if isinstance(layer, _PRODUCTS):
+            inputs, outputs = nn.init._calculate_fan_in_and_fan_out(layer.weight)
+            drawn = torch.rand(layer.weight.shape, generator=generator)
+            layer.weight.copy_((2 * drawn - 1) * math.sqrt(6 / (inputs + outputs)))
+            if layer.bias is not None:
+                layer.bias.zero_()
