@@ -72,9 +72,9 @@ def draw_rejection(curves: Curves) -> Figure:
             ax.set_title(f"{train}: {title}")
             ax.set_xlabel("images kept, least aleatoric uncertainty first (%)")
             ax.set_ylabel("accuracy of the kept")
-            ax.set_ylim(lowest - 0.06 * (1 - lowest), 1 + 0.06 * (1 - lowest))
+            ax.set_ylim(lowest - 0.25 * (1 - lowest), 1 + 0.06 * (1 - lowest))  # the legend lies below
             ax.yaxis.set_major_formatter(PercentFormatter(1))
-            _legend(ax)
+            _legend(ax, "lower left", columns=2)
     return figure
 
 
@@ -103,8 +103,8 @@ def _range(found: Mapping[str, Any], floor: float) -> tuple[float, float]:
     return lowest - 0.03 * (1 - lowest), 1 + 0.03 * (1 - lowest)
 
 
-def _legend(ax: Axes) -> None:
-    legend = ax.legend(loc="best")
+def _legend(ax: Axes, place: str = "best", columns: int = 1) -> None:
+    legend = ax.legend(loc=place, ncols=columns)
     legend.get_frame().set(linewidth=0, alpha=0.9)
     for text in legend.get_texts():
         text.set(size=10, color=INK)

@@ -7,6 +7,7 @@ A claim is judged by a rule that stands beside it, from result files alone. The 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,12 +71,16 @@ class Results:
             row for row in self._rows[name] if all(row.get(key, "default") == value for key, value in about.items())
         ]
 
-    def mean(self, name: str, **about: Any) -> float:
-        """The mean of the one row that agrees."""
+    def row(self, name: str, **about: Any) -> dict[str, Any]:
+        """The one row that agrees."""
         found = self.rows(name, **about)
         if len(found) != 1:
             raise ValueError(f"expected one row of {name!r} with {about}, found {len(found)}.")
-        return float(found[0]["mean"])
+        return found[0]
+
+    def mean(self, name: str, **about: Any) -> float:
+        """The mean of the one row that agrees."""
+        return float(self.row(name, **about)["mean"])
 
     def curve(self, name: str, train: str, method: str, metric: str = "auroc") -> list[float]:
         """A measure at every step of a set's perturbation but the first."""
@@ -86,8 +91,13 @@ class Results:
 def _quicker(results: Results) -> Iterator[Finding]:
     for train, (shallow, deep) in LAYERS.items():
         about = {"train": train, "ood": STEPS[train][0], "metric": "mean auroc over steps"}
-        first, last = (results.mean("layer-depth", method=method, **about) for method in (shallow, deep))
-        yield Finding(train, f"mean AUROC over the steps: {shallow} {first:.3f}, {deep} {last:.3f}", first > last)
+        first, last = (results.row("layer-depth", method=method, **about) for method in (shallow, deep))
+        spread = 2 * math.hypot(first["std"], last["std"])
+        numbers = (
+            f"mean AUROC over the steps: {shallow} {first['mean']:.3f} ± {first['std']:.3f}, "
+            f"{deep} {last['mean']:.3f} ± {last['std']:.3f}"
+        )
+        yield Finding(train, numbers, first["mean"] - last["mean"] > spread)
 
 
 def _follows(results: Results) -> Iterator[Finding]:
@@ -238,7 +248,9 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 CLAIMS = (
     Claim(
-        "Shallow layers are quicker to call perturbed images unknown", "mean AUROC higher than of the deepest", _quicker
+        "Shallow layers are quicker to call perturbed images unknown",
+        "mean AUROC over the steps higher than the deepest layer's, by more than two combined deviations",
+        _quicker,
     ),
     Claim(
         "Deep layers behave like MC dropout and ensembles",
@@ -303,14 +315,21 @@ def page(folder: str | os.PathLike[str]) -> str:
     results = Results(folder)
     rows = []
     for claim in CLAIMS:
-        for i, finding in enumerate(claim.judge(results)):
-            said = [claim.text, claim.rule] if i == 0 else ["", ""]
+        said = [claim.text, claim.rule]
+        try:
+            findings = list(claim.judge(results))
+        except FileNotFoundError as error:
+            rows.append([*said, "", f"not measured yet: {error}", ""])
+            continue
+        for finding in findings:
             rows.append([*said, finding.where, finding.numbers, "yes" if finding.holds else "**no**"])
+            said = ["", ""]
     lines = [
         "# Claims of the paper",
         "Every claim of the paper's text beside the numbers that support or contradict it here, rendered from result "
         "files in this folder. Each is judged by the rule beside it; the rules for residual networks, depth and "
-        "regularisation were written down before those were measured.",
+        "regularisation were written down before those were measured, but the first, which has become stricter: it "
+        "asked for a higher mean, whatever the deviation.",
         table(["claim", "rule", "where", "measured here", "holds"], rows),
     ]
     return "\n\n".join(lines) + "\n"

@@ -187,12 +187,15 @@ RENDERERS: dict[str, Callable[[Result], str]] = {
 
 
 def main() -> None:
-    """Fill the documents of the working tree that this is run in."""
+    """Fill the documents of the working tree that this is run in, and write the page of claims."""
     for document in (Path("README.md"), Path("results/README.md"), *sorted(Path("docs").glob("*.md"))):
         before = document.read_text(encoding="utf-8")
         after = fill(before, "results")
         if after != before:
             document.write_text(after, encoding="utf-8")
+    from .claims import page
+
+    Path("results/claims.md").write_text(page("results"), encoding="utf-8")
 
 
 if __name__ == "__main__":
