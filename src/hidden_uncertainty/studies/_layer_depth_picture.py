@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def _range(found: Mapping[str, Any], floor: float) -> tuple[float, float]:
     return lowest - 0.03 * (1 - lowest), 1 + 0.03 * (1 - lowest)
 
 
-def _legend(ax: Axes, place: str = "best", columns: int = 1) -> None:
+def _legend(ax: Axes, place: Literal["best", "lower left"] = "best", columns: int = 1) -> None:
     legend = ax.legend(loc=place, ncols=columns)
     legend.get_frame().set(linewidth=0, alpha=0.9)
     for text in legend.get_texts():
