@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from .._begin import begin
 from .digits import _seeded
 
 Initialisation = Literal["torch", "glorot"]
@@ -38,6 +37,7 @@ class FCNet(nn.Sequential):
         seed: of the first weights, and of the order of batches in `train_many`.
 
     Example:
+        >>> import torch
         >>> network = FCNet()
         >>> network(torch.zeros(3, 1, 28, 28)).shape, FCNet.measured
         (torch.Size([3, 10]), ('1', '4', '7', '10'))
@@ -67,26 +67,9 @@ class FCNet(nn.Sequential):
         super().__init__(*modules)
         self.dropout, self.initialisation, self.seed = dropout, initialisation, seed
         if initialisation == "glorot":
-            glorot(self, torch.Generator().manual_seed(seed))
+            begin(self, seed)
 
     @property
     def linear(self) -> list[nn.Linear]:
         """The five full layers."""
         return [module for module in self if isinstance(module, nn.Linear)]
-
-
-@torch.no_grad()
-def glorot(network: nn.Module, generator: torch.Generator) -> None:
-    """Begin full layers and convolutions as Keras does: uniform weights after Glorot and Bengio (2010), no biases.
-
-    Args:
-        network: changed in place.
-        generator: to draw from.
-    """
-    for layer in network.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            inputs, outputs = nn.init._calculate_fan_in_and_fan_out(layer.weight)
-            drawn: Tensor = torch.rand(layer.weight.shape, generator=generator)
-            layer.weight.copy_((2 * drawn - 1) * math.sqrt(6 / (inputs + outputs)))
-            if layer.bias is not None:
-                layer.bias.zero_()

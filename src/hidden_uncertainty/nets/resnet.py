@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
+from .._begin import begin
 from .digits import _seeded
-from .fcnet import Initialisation, glorot
+from .fcnet import Initialisation
 
 
 class Add(nn.Module):
@@ -46,6 +46,7 @@ class ResNet(nn.Module):
         seed: of the first weights, and of the order of batches in `train_many`.
 
     Example:
+        >>> import torch
         >>> network = ResNet((4, 8, 16))
         >>> network(torch.zeros(3, 3, 32, 32)).shape, ResNet.measured
         (torch.Size([3, 10]), ('1', '9', '19', '34'))
@@ -79,7 +80,7 @@ class ResNet(nn.Module):
             self._place(32, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(third, classes))
         self.dropout, self.initialisation, self.seed = dropout, initialisation, seed
         if initialisation == "glorot":
-            glorot(self, torch.Generator().manual_seed(seed))
+            begin(self, seed)
 
     def forward(self, images: Tensor) -> Tensor:
         """The logit of each class (n, classes), for images (n, 3, H, W)."""

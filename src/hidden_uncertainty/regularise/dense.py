@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from ._begin import begin, empty
+from .._begin import begin, empty
 
 
 class DenseDecoder(nn.Sequential):

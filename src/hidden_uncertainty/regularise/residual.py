@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ._begin import begin, empty
+from .._begin import begin, empty
 
 
 class ResidualDecoder(nn.Module):

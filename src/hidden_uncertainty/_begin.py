@@ -1,4 +1,4 @@
-"""How the weights of decoders begin, without touching the global generator."""
+"""How weights begin, without touching the global generator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def empty(kind: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
 
 
 @torch.no_grad()
-def begin(decoder: nn.Module, seed: int) -> None:
-    """Draw weights uniformly within ±√(6 / (inputs + outputs)), after Glorot and Bengio (2010); biases begin at zero.
+def begin(network: nn.Module, seed: int) -> None:
+    """Begin as Keras does: weights uniform within ±√(6 / (inputs + outputs)), after Glorot and Bengio; biases zero.
 
     Args:
-        decoder: changed in place.
+        network: changed in place.
         seed: of a generator of its own.
 
     Example:
@@ -31,7 +31,7 @@ def begin(decoder: nn.Module, seed: int) -> None:
         (True, [0.0, 0.0, 0.0])
     """
     generator = torch.Generator().manual_seed(seed)
-    for layer in decoder.modules():
+    for layer in network.modules():
         if isinstance(layer, _PRODUCTS):
             inputs, outputs = nn.init._calculate_fan_in_and_fan_out(layer.weight)
             drawn = torch.rand(layer.weight.shape, generator=generator)
