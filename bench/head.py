@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture, LatentDensity
 
 from .data import COMPONENTS, clusters
+from .others import methods
 from .resnet import resnet18
 from .timing import alternate
 
@@ -29,8 +31,9 @@ class Head:
         self.reduced = reduced
         self.full = self._detector(None, rows)
         self.small = self._detector(reduced, rows)
+        self.others = methods(self.model, rows)
 
-    def measure(self, batch: int, rounds: int) -> list[dict[str, Any]]:
+    def measure(self, batch: int, rounds: int, rounds_of_others: int) -> list[dict[str, Any]]:
         """Two entries, without and with PCA: the extra time of a call, in percent of the plain forward pass."""
         images = torch.randn(batch, 3, 32, 32, generator=self.random)
 
@@ -62,7 +65,18 @@ class Head:
                     **{"batch": batch, "dim": features[name].z[LAYER].shape[1]},
                 }
             )
+        entries[0]["others"] = self._measure_others(images, plain, rounds_of_others)
         return entries
+
+    def _measure_others(self, images: Tensor, plain: Callable[[], None], rounds: int) -> dict[str, Any]:
+        """Extra time of other methods, as a share of the forward pass, and the seconds of a call."""
+        sides = {name: partial(method, images) for name, method in self.others.items()}
+        seconds = alternate({"plain": plain, **sides}, rounds)
+        forward = statistics.median(seconds.pop("plain"))
+        return {
+            name: {"extra": statistics.median(values) / forward - 1, "seconds": statistics.median(values)}
+            for name, values in seconds.items()
+        }
 
     def _detectors(self) -> list[tuple[str, LatentDensity]]:
         return [("full", self.full), ("small", self.small)]

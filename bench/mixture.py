@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
-from hidden_uncertainty.density._em import Fit, Options, component_log_prob, fit_mixtures
+from hidden_uncertainty.density._em import Fit, Options, component_log_prob, fit_mixtures, maximise
 from hidden_uncertainty.density._kmeans import candidates, kmeans
 
 from .data import CLASSES, COMPONENTS, clusters
@@ -24,22 +24,18 @@ AGREE = 0.01  # nats a sample that two fits from one start may differ
 class EM:
     """EM steps of all classes from the same k-means start.
 
-    Ours is `fit_mixtures`, which begins with the M-step that turns responsibilities into parameters. scikit-learn
-    begins with those parameters and does the steps of its `fit` loop alone: through `fit` it would check the start by
-    an eigendecomposition and do one more E-step for labels, and look slower than its EM is.
+    Both sides begin with the M-step that turns responsibilities into parameters. Ours is `fit_mixtures`; scikit-learn
+    does the steps of its `fit` loop alone: through `fit` it would check the start by an eigendecomposition and do one
+    more E-step for labels, and look slower than its EM is.
     """
 
-    def __init__(self, dim: int, rows: int, steps: int, rounds: int) -> None:
+    def __init__(self, dim: int, rows: int, steps: int, rounds: int, pause: float = 0.3) -> None:
         self.dim, self.rows, self.steps, self.rounds = dim, rows, steps, rounds
-        z, y = clusters(rows, dim)
-        z -= z.mean(0)
+        self.pause = pause
         self.options = Options("full", None, 1e-6, 0.0, steps)
-        self.x = [z[y == c][None] for c in range(CLASSES)]
-        self.present = [torch.ones(x.shape[:2]) for x in self.x]
-        draws = torch.rand(CLASSES, 1, COMPONENTS, candidates(COMPONENTS), generator=torch.Generator().manual_seed(0))
-        self.start = [kmeans(x, p, COMPONENTS, u) for x, p, u in zip(self.x, self.present, draws, strict=True)]
-        self.wide = [x[0].double().numpy() for x in self.x]
-        self.models = [_start_sklearn(x, start[0]) for x, start in zip(self.wide, self.start, strict=True)]
+        self.x, self.present, self.wide = _classes(rows, dim)
+        self.start = _starts(self.x, self.present)
+        self.log_start = [np.log(start[0].double().numpy() + 1e-300) for start in self.start]
         self.weighted = self._count_weighted()
 
     def measure(self) -> dict[str, Any]:
@@ -53,9 +49,9 @@ class EM:
             ]
 
         def theirs() -> None:
-            models[:] = [self._steps_of_sklearn(*each) for each in zip(self.models, self.wide, strict=True)]
+            models[:] = [self._steps_of_sklearn(*each) for each in zip(self.wide, self.log_start, strict=True)]
 
-        entry = compare(alternate({"ours": ours, "sklearn": theirs}, self.rounds))
+        entry = compare(alternate({"ours": ours, "sklearn": theirs}, self.rounds, self.pause))
         if not all(bool(fit.sound.all()) for fit in fits):
             raise RuntimeError("a covariance was too nearly singular for float32: the benchmark's data is at fault.")
         found = [
@@ -78,8 +74,9 @@ class EM:
             **{"rows": self.rows, "dim": self.dim, "steps": self.steps},
         }
 
-    def _steps_of_sklearn(self, start: SklearnMixture, x: np.ndarray) -> SklearnMixture:
-        model = copy.copy(start)
+    def _steps_of_sklearn(self, x: np.ndarray, log_responsibility: np.ndarray) -> SklearnMixture:
+        model = SklearnMixture(COMPONENTS, covariance_type="full", reg_covar=1e-6)
+        model._m_step(x, log_responsibility)
         for _ in range(self.steps):
             _, log_responsibility = model._e_step(x)
             model._m_step(x, log_responsibility)
@@ -103,17 +100,60 @@ class EM:
         return 1e-9 * (product * (self.steps + sum(self.weighted)) + factor * (self.steps + 1))
 
 
-def _start_sklearn(x: np.ndarray, responsibility: Tensor) -> SklearnMixture:
-    model = SklearnMixture(COMPONENTS, covariance_type="full", reg_covar=1e-6)
-    model._m_step(x, responsibility.double().log().numpy())
-    return model
+class Init:
+    """K-means++ and Lloyd's iterations of all classes, one start each: what both sides' EM begins with."""
+
+    def __init__(self, dim: int, rows: int, rounds: int, pause: float = 0.3) -> None:
+        self.dim, self.rows, self.rounds, self.pause = dim, rows, rounds, pause
+        self.x, self.present, self.wide = _classes(rows, dim)
+
+    def measure(self) -> dict[str, Any]:
+        """Time both sides, and how likely the data is under one Gaussian a cluster of each."""
+        found: list[Tensor] = []
+        expected: list[Tensor] = []
+
+        def ours() -> None:
+            found[:] = _starts(self.x, self.present)
+
+        def theirs() -> None:
+            labels = [KMeans(COMPONENTS, n_init=1, random_state=c).fit(x).labels_ for c, x in enumerate(self.wide)]
+            expected[:] = [torch.nn.functional.one_hot(torch.from_numpy(own).long())[None] for own in labels]
+
+        entry = compare(alternate({"ours": ours, "sklearn": theirs}, self.rounds, self.pause))
+        return entry | {
+            "log_likelihood": self._likelihood(found),
+            "sklearn_log_likelihood": self._likelihood(expected),
+            **{"rows": self.rows, "dim": self.dim},
+        }
+
+    def _likelihood(self, starts: list[Tensor]) -> float:
+        each = []
+        for x, start in zip(self.x, starts, strict=True):
+            mixtures = maximise(x.double(), start.double(), Options())[0]
+            each.append(component_log_prob(x.double(), mixtures, "full").logsumexp(-1).mean())
+        return float(torch.stack(each).mean())
+
+
+def _classes(rows: int, dim: int) -> tuple[list[Tensor], list[Tensor], list[np.ndarray]]:
+    """The rows of each class (1, n, d) in float32, ones for them, and the same rows (n, d) in float64."""
+    z, y = clusters(rows, dim)
+    z -= z.mean(0)
+    x = [z[y == c][None] for c in range(CLASSES)]
+    return x, [torch.ones(each.shape[:2]) for each in x], [each[0].double().numpy() for each in x]
+
+
+def _starts(x: list[Tensor], present: list[Tensor]) -> list[Tensor]:
+    """Our k-means of each class."""
+    random = torch.Generator().manual_seed(0)
+    draws = torch.rand(CLASSES, 1, COMPONENTS, candidates(COMPONENTS), generator=random)
+    return [kmeans(rows, ones, COMPONENTS, u) for rows, ones, u in zip(x, present, draws, strict=True)]
 
 
 class Score:
     """log p(z | y) of rows under all classes, by the same parameters on both sides."""
 
-    def __init__(self, dim: int, rows: int, train_rows: int, rounds: int) -> None:
-        self.dim, self.rounds = dim, rounds
+    def __init__(self, dim: int, rows: int, train_rows: int, rounds: int, pause: float = 0.3) -> None:
+        self.dim, self.rounds, self.pause = dim, rounds, pause
         z, y = clusters(train_rows + rows, dim, seed=1)
         self.z = z[train_rows:]
         self.density = GaussianMixture(COMPONENTS, max_iter=1, dtype="float32")
@@ -135,7 +175,7 @@ class Score:
             expected[:] = [model.score_samples(self.wide) for model in self.models]
 
         ours()
-        entry = compare(alternate({"ours": ours, "sklearn": theirs}, self.rounds))
+        entry = compare(alternate({"ours": ours, "sklearn": theirs}, self.rounds, self.pause))
         reference = np.stack(expected, 1)
         error = np.abs(found[0].double().numpy() - reference)
         return entry | {

@@ -23,7 +23,7 @@ class Block(nn.Module):
         return self.relu(self.norm2(self.conv2(hidden)) + self.skip(x))
 
 
-def resnet18(width: int = 64, classes: int = 10) -> nn.Module:
+def resnet18(width: int = 64, classes: int = 10) -> nn.Sequential:
     """The network, in evaluation mode; its layer `pool` gives 8 × `width` numbers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -28,11 +28,16 @@ def use_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> Seconds:
-    """Time each side once a round, turn by turn, so that whatever disturbs the machine disturbs all of them."""
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, pause: float = 0.0) -> Seconds:
+    """Time each side once a round, turn by turn, so that whatever disturbs the machine disturbs all of them.
+
+    Threads of one library spin for up to 0.2 s after its last product, and take the cores from the next one's: sides
+    that use different libraries need a pause between them.
+    """
     seconds: Seconds = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
+            time.sleep(pause)
             start = time.perf_counter()
             side()
             seconds[name].append(time.perf_counter() - start)
@@ -42,8 +47,10 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> Seconds:
 def compare(seconds: Seconds) -> dict[str, Any]:
     """The fields of an entry that holds `ours` beside `sklearn`, each at its median round: the best is luck."""
     ours, theirs = median(seconds["ours"]), median(seconds["sklearn"])
+    ratios = [their / own for their, own in zip(seconds["sklearn"], seconds["ours"], strict=True)]
     return {
         "ratio": theirs / ours,
+        "ratio_range": [min(ratios), max(ratios)],
         "seconds": ours,
         "sklearn_seconds": theirs,
         "seconds_rounds": seconds["ours"],

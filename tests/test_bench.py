@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-RATIOS = ("em-d100", "em-d512", "score-d100", "score-d512")
+RATIOS = ("em-d100", "em-d512", "init-d100", "init-d512", "score-d100", "score-d512")
 HEADS = ("head-batch-1", "head-batch-256")
 FLOWS = ("flow-step", "flow-grid")
 
@@ -45,8 +45,10 @@ def test_every_entry_has_its_number_and_says_where_it_was_made(entries):
         if name in RATIOS:
             assert entry["ratio"] > 0
             assert math.isclose(entry["ratio"], entry["sklearn_seconds"] / entry["seconds"])
+            low, high = entry["ratio_range"]
+            assert low <= entry["ratio"] <= high
             assert 0 < entry["ratio_to_their_best"] <= entry["ratio"]
-            assert entry["share_of_peak"] > 0
+            assert "init" in name or entry["share_of_peak"] > 0
         elif name in FLOWS:
             assert entry["seconds"] > 0 and entry["share_of_peak"] > 0
             if name == "flow-grid":
@@ -69,6 +71,21 @@ def test_both_sides_of_em_arrive_at_one_likelihood(entries, name):
         assert math.isclose(entry["log_likelihood"], entry["sklearn_log_likelihood"], abs_tol=1e-3)
         assert entry["largest_difference"] < 1e-3
         assert entry["rows_with_weight"][0] == pytest.approx(0.2)  # k-means gives each row to one of five
+
+
+@pytest.mark.parametrize("name", ["init-d100", "init-d512"])
+def test_both_starts_are_about_as_likely(entries, name):
+    for threads in (1, 2):
+        entry = entries[name, threads]
+        assert entry["log_likelihood"] == pytest.approx(entry["sklearn_log_likelihood"], rel=0.2)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_other_methods_are_beside_the_head(entries, name):
+    for threads in (1, 2):
+        others = entries[name, threads]["others"]
+        assert {"ensemble", "mc-dropout", "multivariate-normal"} <= set(others)
+        assert others["ensemble"]["extra"] > 1  # ten networks instead of one
 
 
 @pytest.mark.parametrize("name", ["score-d100", "score-d512"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,8 +29,20 @@ def _set_precision(values: list[str]) -> None:
         backend.matmul.fp32_precision = value
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast on this kind of device; nothing at all, at no cost, where it is off anyway.
+
+    Example:
+        >>> with torch.autocast("cpu"), without_autocast(torch.device("cpu")):
+        ...     (torch.ones(2, 3) @ torch.ones(3, 2)).dtype
+        torch.float32
+    """
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+class full_precision:
     """Products of float32 matrices in float32: no TF32, no bfloat16, no autocast.
 
     The setting of TF32 belongs to the process. It is put back when the last thread has left, so that threads that come
@@ -49,19 +60,28 @@ def full_precision(device: torch.device) -> Iterator[None]:
         'high'
         >>> torch.set_float32_matmul_precision("highest")
     """
-    global _precision_users, _precision_before
-    if torch.compiler.is_compiling():
-        yield
-        return
-    with _precision_lock:
-        if _precision_users == 0:
-            _precision_before = _current()
-            _set_precision(["highest"] if len(_precision_before) == 1 else ["ieee", "ieee"])
-        _precision_users += 1
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._traced = torch.compiler.is_compiling()
+
+    def __enter__(self) -> None:
+        global _precision_users, _precision_before
+        if self._traced:
+            return
+        with _precision_lock:
+            if _precision_users == 0:
+                _precision_before = _current()
+                _set_precision(["highest"] if len(_precision_before) == 1 else ["ieee", "ieee"])
+            _precision_users += 1
+        self._autocast = without_autocast(self._device)
+        self._autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        global _precision_users
+        if self._traced:
+            return
+        self._autocast.__exit__(*error)
         with _precision_lock:
             _precision_users -= 1
             if _precision_users == 0:

@@ -166,8 +166,8 @@ def _check_share(name: str, value: float) -> None:
 
 
 def _refuse_nan(scores: Tensor) -> None:
-    wrong = int(scores.isnan().sum())
-    if wrong:
+    if bool(scores.isnan().any()):
+        wrong = int(scores.isnan().sum())
         raise ValueError(
             f"{wrong:,} of {scores.numel():,} scores are NaN: look for NaN in the inputs or the network's outputs"
         )

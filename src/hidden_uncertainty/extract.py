@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -235,7 +236,9 @@ def _check_activation(activation: Tensor, name: str, samples: int, index: int | 
             f"layer {name!r} gave {tuple(activation.shape)} for {samples} inputs; its first dimension must count the "
             "inputs. Choose another layer, or another part of its output with select=."
         )
-    if activation.is_floating_point() and not bool(activation.isfinite().all()):
+    # A sum is finite only if every summand is; where it is not it may have overflowed, and each is looked at.
+    suspect = activation.is_floating_point() and not math.isfinite(activation.sum().item())
+    if suspect and not bool(activation.isfinite().all()):
         bad = int((~activation.isfinite()).flatten(1).any(1).sum()) if activation.dim() > 1 else samples
         where = "" if index is None else f" in batch {index}"
         raise ValueError(

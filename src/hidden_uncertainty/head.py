@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import marginal as marginals
+from ._precision import without_autocast
 from .calibration import Calibration
 from .density import KINDS, Density
 from .inference import Posterior, infer
@@ -47,16 +48,17 @@ class LayerHead(nn.Module):
             (posterior.log_evidence, posterior.entropy, posterior.log_entropy, _expected_error(posterior, nodes, said))
             for posterior, nodes, said in self.posteriors(z, marginal, prediction)
         ]
-        evidence, entropy, log_entropy, error = zip(*parts, strict=True)
-        epistemic = -torch.cat(evidence)
+        evidence, entropy, log_entropy, error = map(_cat, zip(*parts, strict=True))
+        assert evidence is not None
+        epistemic = -evidence
         p_value = None if self.calibration is None else self.calibration.p_value(epistemic)
-        return LayerScores(epistemic, torch.cat(entropy), _cat(log_entropy), residual, p_value, _cat(error))
+        return LayerScores(epistemic, entropy, log_entropy, residual, p_value, error)
 
     def posteriors(
         self, z: Tensor, marginal: Marginal, prediction: Tensor
     ) -> Iterator[tuple[Posterior, Nodes, Tensor]]:
         """p(y | z) over the marginal's support, with the support and the predictions, some rows at a time."""
-        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(z.device):
             points = marginal.nodes(prediction[:1]).log_weight.shape[-1]
             size = min(ROWS, max(1, CELLS // points))
             for rows, said in zip(z.split(size), prediction.split(size), strict=True):
@@ -95,10 +97,10 @@ class Head(nn.Module):
 
     def score(self, reduced: Mapping[str, tuple[Tensor, Tensor | None]], prediction: Tensor) -> dict[str, LayerScores]:
         """Scores of each layer from its reduced activations and residuals."""
-        prediction = prediction.to(self.device)
+        device, layers = self.device, self.layers
+        prediction = prediction.to(device)
         return {
-            name: self.layers[name](z.to(self.device), self.marginal, prediction, rest)
-            for name, (z, rest) in reduced.items()
+            name: layers[name](z.to(device), self.marginal, prediction, rest) for name, (z, rest) in reduced.items()
         }
 
     def config(self) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def build(kinds: Mapping[str, Any], config: Mapping[str, Any], what: str) -> Any
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
     present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None
+    return present[0] if len(present) == 1 else torch.cat(present) if present else None
 
 
 def _expected_error(posterior: Posterior, nodes: Nodes, prediction: Tensor) -> Tensor | None:

@@ -31,10 +31,11 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
 
     With t the most probable point, δ_j = log p(y_j|z) - log p(y_t|z) ≤ 0 and s = Σ_{j≠t} exp δ_j, the entropy is
 
-    .. math:: h = \log(1 + s) + \frac{1}{1 + s} \sum_{j \neq t} e^{\delta_j} (-\delta_j)
+    .. math::
+        h = s \left( \frac{\log(1 + s)}{s} + \frac{1}{1 + s} \sum_{j \neq t} \frac{e^{\delta_j}}{s} (-\delta_j) \right)
 
-    a sum of terms that are never negative, so that it keeps its digits however small it is, and its logarithm can be
-    taken term by term where exp δ_j underflows.
+    a sum of terms that are never negative, so that it keeps its digits however small it is; in the bracket nothing
+    underflows, so that its logarithm is there where exp δ_j is not.
 
     Where y is continuous, each point stands for a volume v_j and has the mass P_j = p(y_j|z) v_j; the entropy of the
     density is that of the masses and Σ_j P_j log v_j.
@@ -61,44 +62,36 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
     log_weight = log_weight.to(log_likelihood.dtype)
     points = log_weight.shape[-1]
     limits = torch.finfo(log_likelihood.dtype)
-    lowest, tiny, eps = limits.min, limits.tiny, limits.eps
+    lowest, eps = limits.min, limits.eps
 
-    used = log_weight > -math.inf  # (m,) or (n, m)
-    log_likelihood = log_likelihood.clamp(lowest, -lowest)
+    unused = log_weight == -math.inf  # (m,) or (n, m)
+    log_likelihood = log_likelihood.masked_fill(unused, lowest).clamp(lowest, -lowest)
     # Likelihoods are compared before weights are added: beside a likelihood of -1e37 a weight would be rounded away.
-    shift = torch.where(used, log_likelihood, lowest).amax(dim=1, keepdim=True)  # (n, 1)
-    joint = torch.where(used, log_likelihood - shift + log_weight, lowest).clamp(min=lowest)  # (n, m)
+    shift = log_likelihood.amax(dim=1, keepdim=True)  # (n, 1)
+    joint = (log_likelihood - shift + log_weight).clamp(min=lowest)  # (n, m)
     best, top = joint.max(dim=1, keepdim=True)  # (n, 1)
     delta = joint - best
     # The top is taken out by the lowest number, not by -inf: 0 · inf is not a number, in gradients too.
     others = delta.scatter(1, top, lowest)
 
-    ratio = others.exp()  # p(y_j|z) / p(y_t|z)
-    s = ratio.sum(dim=1)  # (n,)
+    s = others.exp().sum(dim=1)  # (n,)
     log_norm = torch.log1p(s)  # -log p(y_t|z)
-    log_evidence = (shift + best).squeeze(1) + log_norm
-    log_posterior = torch.where(used, delta - log_norm[:, None], -math.inf)
-    entropy = log_norm - (ratio * others).sum(dim=1) / (1 + s)
+    log_evidence = ((shift + best).squeeze(1) + log_norm).clamp(lowest, -lowest)
+    log_posterior = (delta - log_norm[:, None]).masked_fill(unused, -math.inf)
+    gap = (others.softmax(dim=1) * others).sum(dim=1).clamp(min=lowest)  # mean δ of the others, by their mass
+    some = s.clamp(min=eps)  # log(1 + s) / s is 1 to all digits once s is below the precision
+    share = torch.addcdiv(torch.log1p(some) / some, gap, s + 1, value=-1)  # h / s
+    entropy = s * share
 
     if log_volume is not None:
         posterior = log_posterior.exp()
         density_entropy = entropy + (posterior * log_volume.to(posterior.dtype)).sum(dim=1)
-        return Posterior(log_evidence.clamp(lowest, -lowest), log_posterior, density_entropy, None)
+        return Posterior(log_evidence, log_posterior, density_entropy, None)
 
-    # log(log1p(s)) is log s to all digits once s is below the precision, and stays finite where s underflows.
-    log_s = others.logsumexp(dim=1)
-    log_log_norm = torch.where(s < eps, log_s, torch.log1p(s.clamp(min=eps)).log())
-    terms = others - log_norm[:, None] + (-others).clamp(min=tiny).log()
-    log_entropy = torch.logaddexp(log_log_norm, terms.logsumexp(dim=1))
-
+    log_entropy = others.logsumexp(dim=1) + share.log()  # log s + log (h / s), finite where s underflows
     bound = math.log(points)
     log_bound = math.log(bound) if points > 1 else lowest
-    return Posterior(
-        log_evidence.clamp(lowest, -lowest),
-        log_posterior,
-        entropy.clamp(0.0, bound),
-        log_entropy.clamp(lowest, log_bound),
-    )
+    return Posterior(log_evidence, log_posterior, entropy.clamp(0.0, bound), log_entropy.clamp(lowest, log_bound))
 
 
 def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:

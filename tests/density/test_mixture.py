@@ -415,6 +415,21 @@ def test_saved_in_the_precision_it_was_cast_to(covariance: Covariance, convert: 
     assert torch.equal(every(rebuilt, z), every(density, z))
 
 
+def test_packed_factors_follow_what_they_are_made_of() -> None:
+    z, y = draw()
+    one, other = GaussianMixture(2, max_iter=1000).fit(z, y), GaussianMixture(2, max_iter=1000).fit(z + 1, y)
+    assert "packed" not in one.state_dict()
+    expected = every(one, z)
+    for empty in (other, GaussianMixture.from_config(one.config())):
+        empty.load_state_dict(one.state_dict())
+        assert torch.equal(every(empty, z), expected)
+    fine = copy.deepcopy(one)
+    assert torch.equal(every(fine.float().double(), z), every(one.float().double(), z))
+    assert every(one.float(), z).dtype == torch.float32
+    torch.testing.assert_close(every(one, z).double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(every(copy.deepcopy(one), z), every(one, z))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ._linalg import CHUNK, gram, log_det, precision_factor, whitened_squares
+from ._linalg import CHUNK, gram, log_det, precision_factor
+from ._packed import pack, packed_squares
 from ._shrinkage import Shrinkage, Target, find_target
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
@@ -84,18 +85,17 @@ def whiten_means(mean: Tensor, factor: Tensor, covariance: Covariance) -> Tensor
 
 
 def distances(x: Tensor, factor: Tensor, bias: Tensor, covariance: Covariance) -> Tensor:
-    """Squared Mahalanobis ‖x W_k - b_k‖² of rows x (B, n, d), or (1, n, d) to meet every mixture: (B, n, k)."""
-    stack, components, _ = bias.shape
+    """Squared Mahalanobis ‖x W_k - b_k‖² of rows x (B, n, d): (B, n, k).
+
+    Where covariances are not full, x may be (1, n, d) to meet every mixture.
+    """
     if covariance == "full":
-        if x.shape[0] == 1:
-            flat = whitened_squares(x, factor.flatten(0, 1), bias.flatten(0, 1))
-            return flat.unflatten(0, (stack, components)).mT
-        return torch.stack([whitened_squares(x, factor[:, k], bias[:, k]) for k in range(components)], dim=-1)
+        return packed_squares(x, pack(factor, bias))
     if covariance == "tied":
         chunks = []
         for part in x.split(max(64, 4 * CHUNK // bias[:, 0].numel()), dim=1):
             white = part @ factor  # (B, rows, d)
-            each = [(white - bias[:, k, None]).square().sum(-1) for k in range(components)]
+            each = [(white - bias[:, k, None]).square().sum(-1) for k in range(bias.shape[1])]
             chunks.append(torch.stack(each, dim=-1))
         return torch.cat(chunks, dim=1)
     inverse = (factor if covariance == "diag" else factor[..., None].expand_as(bias)).double()
@@ -130,13 +130,13 @@ def maximise(
             variance, rounding = variance.mean(-1), rounding.mean(-1)
         sound = ((variance > rounding) & variance.isfinite()).flatten(1).all(1)
         return Mixtures(log_weight, mean, variance.rsqrt()), sound, None
-    scatter = [_scatter(x, responsibility[..., k], mean[:, k]) for k in range(mean.shape[1])]
-    cov, fourth = torch.stack([s for s, _ in scatter], 1).double(), torch.stack([f for _, f in scatter], 1).double()
+    shrink = target is None and options.shrinkage is not None
+    cov, fourth = _scatter(x, responsibility, mean, with_fourth=shrink)
     if options.covariance == "tied":  # a mixture with one covariance, (B, 1, d, d)
-        cov, fourth, count = cov.sum(1, keepdim=True), fourth.sum(1, keepdim=True), count.sum(1, keepdim=True)
+        cov, fourth, count = (total.sum(1, keepdim=True) for total in (cov, fourth, count))
         rounding = rounding.amax(1, keepdim=True)
-    cov = cov / count[..., None, None]
-    if target is None and options.shrinkage is not None:
+    cov /= count[..., None, None]
+    if shrink and options.shrinkage is not None:
         target = find_target(cov, count.double(), fourth, options.shrinkage)
     if target is not None:
         cov = target.shrink(cov)
@@ -152,16 +152,28 @@ def _variance(x: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
     return torch.bmm(weight[:, None], (x - mean[:, None]).square())[:, 0]  # (B, d)
 
 
-def _scatter(x: Tensor, weight: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ w (x - μ)(x - μ)ᵀ, (B, d, d), and Σ w ‖x - μ‖⁴, (B,); rows that weigh nothing are left out where it pays."""
+def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bool) -> tuple[Tensor, Tensor]:
+    """Σ w (x - μ)(x - μ)ᵀ of each component in float64, (B, k, d, d), and Σ w ‖x - μ‖⁴, (B, k), or zeros."""
+    stack, components, dim = mean.shape
+    scatter = mean.new_empty(stack, components, dim, dim, dtype=torch.float64)
+    fourth = mean.new_zeros(stack, components, dtype=torch.float64)
+    for k in range(components):
+        rows, weight = _with_weight(x, responsibility[..., k])
+        centred = rows - mean[:, k, None]
+        if with_fourth:
+            fourth[:, k] = (weight * centred.square().sum(-1).square()).sum(1)
+        centred *= weight.sqrt()[..., None]
+        scatter[:, k] = gram(centred)
+    return scatter, fourth
+
+
+def _with_weight(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and their weights; those that weigh nothing are left out where it pays."""
     if x.shape[0] == 1 and x.device.type == "cpu":
         rows = (weight[0] > torch.finfo(x.dtype).eps ** 2).nonzero()[:, 0]
         if len(rows) < 0.7 * x.shape[1]:
-            x, weight = x[:, rows], weight[:, rows]
-    centred = x - mean[:, None]
-    squares = centred.square().sum(-1)
-    centred *= weight.sqrt()[..., None]
-    return gram(centred), (weight * squares.square()).sum(1)
+            return x[:, rows], weight[:, rows]
+    return x, weight
 
 
 def _has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:

@@ -27,35 +27,35 @@ def kmeans(
         max_iter: Lloyd iterations at most.
         tol: stop when centres move less than this share of the mean variance.
     """
-    centres = _plus_plus(x, present, components, draws)
-    mean = (x * present[..., None]).sum(1, keepdim=True) / present.sum(1)[:, None, None]
-    variance = ((x - mean).square() * present[..., None]).sum((1, 2)) / present.sum(1) / x.shape[-1]  # (B,)
+    norm = x.square().sum(-1)  # (B, n)
+    centres = _plus_plus(x, norm, present, components, draws)
+    mean = torch.bmm(present[:, None], x) / present.sum(1)[:, None, None]
+    variance = torch.bmm(present[:, None], (x - mean).square()).sum((1, 2)) / present.sum(1) / x.shape[-1]  # (B,)
     done = torch.zeros_like(variance, dtype=torch.bool)
     for _ in range(max_iter):
-        distance = _distances(x, centres)  # (B, n, k)
-        member = _one_hot(distance.argmin(-1), components, present)
-        size = member.sum(1)  # (B, k)
-        moved = torch.bmm(member.mT, x) / size.clamp(min=1)[..., None]
+        member = _nearest(x, present, centres)
+        size = member.sum(2)  # (B, k)
+        moved = torch.bmm(member, x) / size.clamp(min=1)[..., None]
         if bool((size == 0).any()):
-            moved = _fill_empty(x, present, distance, size, moved)
+            moved = _fill_empty(x, present, _distances(x, norm, centres), size, moved)
         shift = (moved - centres).square().sum((1, 2))
         centres = torch.where(done[:, None, None], centres, moved)  # the others of a stack may need longer
         done |= shift <= tol * variance
         if bool(done.all()):
             break
-    return _one_hot(_distances(x, centres).argmin(-1), components, present)
+    return _nearest(x, present, centres).mT.contiguous()
 
 
-def _plus_plus(x: Tensor, present: Tensor, components: int, draws: Tensor) -> Tensor:
+def _plus_plus(x: Tensor, norm: Tensor, present: Tensor, components: int, draws: Tensor) -> Tensor:
     """Greedy k-means++: of several points drawn by squared distance, keep the one that lowers the inertia most."""
     stack = torch.arange(x.shape[0], device=x.device)
     first = _draw(present, draws[:, 0, :1])[:, 0]
     centres = [x[stack, first]]
-    closest = _distances(x, centres[0][:, None])[..., 0] * present  # (B, n)
+    closest = _distances(x, norm, centres[0][:, None])[..., 0] * present  # (B, n)
     for step in range(1, components):
         picks = _draw(torch.where(closest.sum(1, keepdim=True) > 0, closest, present), draws[:, step])  # (B, t)
         tried = x[stack[:, None], picks]  # (B, t, d)
-        lowered = torch.minimum(_distances(x, tried), closest[..., None]) * present[..., None]  # (B, n, t)
+        lowered = torch.minimum(_distances(x, norm, tried), closest[..., None]) * present[..., None]  # (B, n, t)
         best = lowered.sum(1).argmin(-1)
         centres.append(tried[stack, best])
         closest = lowered[stack, :, best]
@@ -69,14 +69,18 @@ def _draw(weight: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(total, target, right=True).clamp(max=weight.shape[1] - 1)
 
 
-def _distances(x: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances (B, n, k) between rows (B, n, d) and centres (B, k, d)."""
-    cross = torch.bmm(x, centres.mT)
-    return (x.square().sum(-1)[..., None] - 2 * cross + centres.square().sum(-1)[:, None]).clamp_(min=0)
+def _distances(x: Tensor, norm: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances (B, n, k) between rows (B, n, d), of squared norms (B, n), and centres (B, k, d)."""
+    rest = torch.baddbmm(centres.square().sum(-1)[:, None], x, centres.mT, alpha=-2)
+    return rest.add_(norm[..., None]).clamp_(min=0)
 
 
-def _one_hot(index: Tensor, components: int, present: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(index, components).to(present.dtype) * present[..., None]
+def _nearest(x: Tensor, present: Tensor, centres: Tensor) -> Tensor:
+    """The centre nearest to each row, one-hot (B, k, n). ‖x‖² is the same for all of them and left out."""
+    half = 0.5 * centres.square().sum(-1)[:, None]
+    nearest = torch.baddbmm(half, x, centres.mT, alpha=-1).argmin(-1)  # (B, n)
+    member = x.new_zeros(*centres.shape[:2], x.shape[1])
+    return member.scatter_(1, nearest[:, None], present[:, None])
 
 
 def _fill_empty(x: Tensor, present: Tensor, distance: Tensor, size: Tensor, centres: Tensor) -> Tensor:

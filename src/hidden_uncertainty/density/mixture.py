@@ -13,6 +13,7 @@ from ._checks import check_classes, check_counts, check_covariance, check_dtype
 from ._classes import ClassFit, fit_classes
 from ._em import Covariance, Options, distances, factor_shape, log_scale, whiten_means
 from ._linalg import saturate
+from ._packed import pack, packed_squares
 from ._shrinkage import Shrinkage
 from .base import Density
 
@@ -73,6 +74,7 @@ class GaussianMixture(Density):
     factor: Tensor  # W with Σ⁻¹ = W Wᵀ: (C, k, d, d), (C, d, d), (C, k, d) or (C, k)
     log_scale: Tensor  # (C, k)
     bias: Tensor  # (μ - center) W, (C, k, d)
+    packed: Tensor | None  # full factors and biases as `log_prob` reads them, (1, rows, C, k, width); not saved
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class GaussianMixture(Density):
         self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
         for name in BUFFERS:
             self.register_buffer(name, None)
+        self.register_buffer("packed", None, persistent=False)
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
         """Fit a mixture to the rows of z (n, d) of each class in y (n,).
@@ -130,6 +133,7 @@ class GaussianMixture(Density):
         self.log_scale = log_scale(fit.mixtures, self.covariance)
         self.bias = whiten_means(mean - fit.center.double(), factor.double(), self.covariance).to(z.dtype)
         self.mean = mean.to(z.dtype)
+        self._pack()
         self._warn(fit)
         return self
 
@@ -140,14 +144,29 @@ class GaussianMixture(Density):
         if z.dim() != 2 or z.shape[1] != self.mean.shape[-1]:
             raise ValueError(f"expected z of shape (n, {self.mean.shape[-1]}), as fitted, not {tuple(z.shape)}.")
         x = (saturate(z, self.mean.dtype) - self.center)[None]
-        factor, bias, scale = self.factor, self.bias, self.log_scale
-        if support is not self.classes and not torch.equal(support, self.classes):
-            rows = self._rows(support)
-            factor, bias, scale = factor[rows], bias[rows], scale[rows]
+        rows = None if support is self.classes or torch.equal(support, self.classes) else self._rows(support)
         with full_precision(x.device):
-            squares = distances(x, factor, bias, self.covariance)  # (m, n, k)
-        squares = squares.clamp(max=torch.finfo(squares.dtype).max / 8)
-        return (scale[:, None] - 0.5 * squares).logsumexp(-1).mT
+            squares = self._squares(x, rows).clamp(max=torch.finfo(x.dtype).max / 8)  # (n, m, k)
+        scale = self.log_scale if rows is None else self.log_scale[rows]
+        return torch.sub(scale, squares, alpha=0.5).logsumexp(-1)
+
+    def _squares(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Squared Mahalanobis distances of x (1, n, d) to the components of some classes: (n, m, k)."""
+        if self.packed is not None:
+            packed = self.packed if rows is None else self.packed[:, :, rows]
+            return packed_squares(x, packed.flatten(2, 3))[0].unflatten(1, packed.shape[2:4])
+        factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
+        return distances(x, factor, bias, self.covariance).transpose(0, 1)
+
+    def _pack(self) -> None:
+        self.packed = None
+        if self.covariance == "full" and self.factor is not None:
+            packed = pack(self.factor.flatten(0, 1)[None], self.bias.flatten(0, 1)[None])
+            self.packed = packed.unflatten(2, self.bias.shape[:2])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._pack()
 
     def _rows(self, support: Tensor) -> Tensor:
         match = support[:, None] == self.classes
@@ -193,6 +212,7 @@ class GaussianMixture(Density):
             for name in ("mean", "bias"):
                 setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype))
             density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype)
+            density._pack()
         return density
 
     def extra_repr(self) -> str:
