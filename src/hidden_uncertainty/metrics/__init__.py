@@ -2,10 +2,11 @@
 
 Scores are higher when more uncertain. Inputs of any shape are flattened, so maps of pixels need no preparation, and
 are compared in float64 on the device of the first argument. Scores of +inf and -inf are legal and ordered; NaN and
-empty input are a ValueError.
+empty input are a ValueError. What does not fit into memory is counted in a stream: `PixelDetection` and `Confusion`.
 """
 
 from ._values import Values, as_scores
+from .confusion import Confusion
 from .detection import (
     accuracy_rejection,
     aurc,
@@ -18,8 +19,12 @@ from .detection import (
 from .lift import lift_curve, raulc
 from .reconstruction import psnr
 from .regression import ause, coverage, rank_correlation, rmse, sparsification, sparsification_oracle, width
+from .stream import Bounded, PixelDetection
 
 __all__ = [
+    "Bounded",
+    "Confusion",
+    "PixelDetection",
     "Values",
     "accuracy_rejection",
     "as_scores",

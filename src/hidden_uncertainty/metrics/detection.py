@@ -71,14 +71,8 @@ def fpr_at_tpr(negative: Values, positive: Values, tpr: float = 0.95) -> float:
         >>> fpr_at_tpr([0.1, 0.2, 0.3, 0.4], [0.3, 0.5, 0.6, 0.7], tpr=0.95)
         0.5
     """
-    if not 0 < tpr <= 1:
-        raise ValueError(f"tpr must be above 0 and at most 1, got {tpr}")
     low, high = _pair_of_scores(negative, positive)
-    n = len(high)
-    caught = math.ceil(tpr * n)
-    if (caught - 1) / n >= tpr:  # 0.07 * 100 rounds to just above 7
-        caught -= 1
-    threshold = high.kthvalue(n - caught + 1).values
+    threshold = high.kthvalue(len(high) - positives_to_catch(len(high), tpr) + 1).values
     return int((low >= threshold).sum()) / len(low)
 
 
@@ -173,6 +167,23 @@ def expected_calibration_error(confidence: Values, correct: Values, bins: int = 
     # n_b (accuracy_b - confidence_b) is a plain sum over the bin; sums of slices are reproducible on every device.
     gaps = [gap.sum().abs() for gap in (right[order].double() - stated).tensor_split(ends)]
     return float(torch.stack(gaps).sum()) / len(stated)
+
+
+def positives_to_catch(count: int, tpr: float) -> int:
+    """The fewest of `count` positives that are a share of at least `tpr`.
+
+    Args:
+        count: of all positives.
+        tpr: in (0, 1].
+
+    Example:
+        >>> positives_to_catch(100, 0.07)
+        7
+    """
+    if not 0 < tpr <= 1:
+        raise ValueError(f"tpr must be above 0 and at most 1, got {tpr}")
+    caught = math.ceil(tpr * count)
+    return caught - 1 if (caught - 1) / count >= tpr else caught  # 0.07 * 100 rounds to just above 7
 
 
 def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,7 @@ class ModuleLane(Lane):
         device = data.images.device
         self.network = copy.deepcopy(network).to(device).train()
         self.random = torch.Generator(device).manual_seed(int(getattr(network, "seed", 0)))
-        self.drops = _draw_from(self.random, self.network)
+        self.drops = draw_from(self.random, self.network)
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.scale = torch.tensor(1 / 255, dtype=self.dtype, device=device)
         products = {
@@ -154,7 +154,7 @@ class _Dropout(nn.Module):
         return x * mask.div_(self.keep)
 
 
-def _draw_from(generator: torch.Generator, network: nn.Module) -> bool:
+def draw_from(generator: torch.Generator, network: nn.Module) -> bool:
     """Let all dropout of a network draw from a generator; whether there is any."""
     found = [(name, m.p) for name, m in network.named_modules() if isinstance(m, nn.Dropout) and m.p > 0]
     for name, share in found:

@@ -1,11 +1,12 @@
-"""Pictures of scores, in one style: distributions, ROC curves, accuracy against rejection, curves with their bands.
+"""Pictures of scores, in one style: distributions, ROC curves, accuracy against rejection, bands, maps.
 
-Every function draws on the Axes it is given, or on a new one, and returns it. Nothing goes through pyplot, so no
-global state changes and no screen is needed.
+Every function draws on the Axes it is given, or on a new one, and returns it; those of several panels return their
+Figure. Nothing goes through pyplot, so no global state changes and no screen is needed.
 """
 
 from ._style import dress, new_axes, save
 from .detection import plot_accuracy_rejection, plot_roc, plot_scores
+from .pixels import plot_maps, plot_precision_recall
 from .regression import plot_along, plot_regression, plot_sparsification
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "new_axes",
     "plot_accuracy_rejection",
     "plot_along",
+    "plot_maps",
+    "plot_precision_recall",
     "plot_regression",
     "plot_roc",
     "plot_scores",

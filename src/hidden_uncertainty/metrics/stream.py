@@ -1,0 +1,251 @@
+"""Detection metrics of any number of pixels in a stream, in memory that does not grow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+
+from ._values import Values
+from .detection import positives_to_catch
+
+_CHUNK = 1 << 20  # pixels counted at once: what an update needs besides its input stays at some 40 MB
+
+
+class Bounded(float):
+    """A number with the least and the greatest value that the exact one can have.
+
+    Example:
+        >>> area = Bounded(0.91, low=0.909, high=0.911)
+        >>> round(100 * area, 1), area.low, area.high
+        (91.0, 0.909, 0.911)
+    """
+
+    low: float
+    high: float
+
+    def __new__(cls, value: float, low: float, high: float) -> Self:
+        """A float like any other, that also knows its bounds."""
+        number = super().__new__(cls, value)
+        number.low, number.high = low, high
+        return number
+
+    def __getnewargs__(self) -> tuple[float, float, float]:  # type: ignore[override]  # for copies
+        return float(self), self.low, self.high
+
+
+class PixelDetection:
+    r"""AUROC, average precision, FPR at a TPR and the precision-recall curve of a stream of pixels.
+
+    Pixels are counted in bins of scores: those that share the sign, the exponent and the leading bits of the mantissa
+    as float32. A bin is `2**(9 - bits)` as wide as the scores in it are large (1/8192 by default), wherever they lie;
+    there are :math:`2^{bits}` bins, of 32 bytes each (128 MiB by default), whatever the number of pixels.
+
+    Metrics are those of `auroc`, `average_precision` and `fpr_at_tpr`, with the scores of a bin taken in random order,
+    and come with bounds: whatever the order within bins, the exact value lies between `.low` and `.high`, up to
+    rounding. A bin whose scores are all equal is known to be a tie and counts as one, so where there are few distinct
+    scores there is no error.
+
+    Args:
+        bits: from 10 to 28; one more halves the bins and doubles the memory.
+        device: where the counts live; by default that of the first scores. On a GPU no update waits for it.
+
+    Example:
+        >>> meter = PixelDetection()
+        >>> for scores, mask in [([[0.1, 0.2]], [[0, 0]]), ([[0.3, 0.3, 0.9]], [[0, 1, 1]])]:
+        ...     meter.update(scores, torch.tensor(mask) == 1)
+        >>> meter.auroc, meter.auroc.low, meter.fpr_at_tpr(0.95)
+        (0.9166666666666666, 0.9166666666666666, 0.3333333333333333)
+    """
+
+    def __init__(self, bits: int = 22, *, device: torch.device | str | None = None) -> None:
+        if not 10 <= bits <= 28:
+            raise ValueError(f"bits must be from 10 to 28, got {bits}")
+        self.bits = bits
+        self._state: _State | None = None if device is None else _State.empty(bits, torch.device(device))
+
+    def update(self, scores: Values, positive: Values, valid: Values | None = None) -> None:
+        """Count pixels.
+
+        NaN in the scores of a valid pixel is a ValueError: at once on the CPU, when a metric is read on a GPU.
+
+        Args:
+            scores: higher when more uncertain, any shape; infinite ones are legal.
+            positive: whether a pixel is to be detected, booleans of the same shape.
+            valid: whether it counts at all, booleans of the same shape; all do by default.
+        """
+        values = torch.as_tensor(_readable(scores)).detach()
+        shape = values.shape
+        if self._state is None:
+            # Apple's GPUs have no float64.
+            device = values.device if values.device.type != "mps" else torch.device("cpu")
+            self._state = _State.empty(self.bits, device)
+        state = self._state
+        device = state.counts.device
+        values = values.to(device).flatten()
+        found = _booleans(positive, "positive", shape, device)
+        counted = None if valid is None else _booleans(valid, "valid", shape, device)
+
+        missing = (values.isnan() if counted is None else values.isnan() & counted).sum()
+        if device.type == "cpu":
+            _refuse(int(missing))
+        state.missing.add_(missing)
+        for start in range(0, len(values), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            self._count(state, values[part], found[part], None if counted is None else counted[part])
+
+    @property
+    def auroc(self) -> Bounded:
+        """Area under the ROC curve, as `metrics.auroc`."""
+        bins = self._bins()
+        twice = int((bins.negatives * (2 * bins.positives_above + bins.positives)).sum())
+        unsure = int((bins.negatives * bins.positives * bins.mixed).sum())
+        pairs = 2 * int(bins.negatives.sum()) * int(bins.positives.sum())
+        return Bounded(twice / pairs, (twice - unsure) / pairs, (twice + unsure) / pairs)
+
+    @property
+    def average_precision(self) -> Bounded:
+        """Area under the precision-recall curve, as `metrics.average_precision`."""
+        bins = self._bins()
+        tp, fp = bins.positives_above + bins.positives, bins.negatives_above + bins.negatives
+        # At worst the first positive of a bin is alone behind all its negatives; at best all are tied before them.
+        least = torch.where(bins.mixed, bins.positives_above + 1, tp)
+        fewest = torch.where(bins.mixed, bins.negatives_above, fp)
+
+        def area(tp: Tensor, fp: Tensor) -> float:
+            precision = tp.double() / (tp + fp).clamp(min=1)
+            return float((bins.positives * precision).sum() / bins.positives.sum())
+
+        return Bounded(area((least + tp) / 2, (fewest + fp) / 2), low=area(least, fp), high=area(tp, fewest))
+
+    def fpr_at_tpr(self, tpr: float = 0.95) -> Bounded:
+        """Share of negatives caught where `tpr` of the positives are, as `metrics.fpr_at_tpr`.
+
+        Args:
+            tpr: share of positives to catch, in (0, 1].
+        """
+        bins = self._bins()
+        tp = bins.positives_above + bins.positives
+        caught = positives_to_catch(int(tp[-1]), tpr)
+        at = int(torch.searchsorted(tp, caught))
+        total, above, inside = (int(n) for n in (bins.negatives.sum(), bins.negatives_above[at], bins.negatives[at]))
+        if not bins.mixed[at]:
+            above, inside = above + inside, 0
+        share = (caught - int(bins.positives_above[at])) / (int(bins.positives[at]) + 1)
+        return Bounded((above + share * inside) / total, low=above / total, high=(above + inside) / total)
+
+    def precision_recall(self) -> tuple[Tensor, Tensor]:
+        """Recall and precision as the threshold falls, one point a bin that holds pixels; float64 vectors.
+
+        The points are exact; those of scores within a bin are left out. The last catches everything: recall 1, at the
+        share of positives.
+        """
+        bins = self._bins()
+        tp, fp = bins.positives_above + bins.positives, bins.negatives_above + bins.negatives
+        return tp.double() / tp[-1], tp.double() / (tp + fp)
+
+    def merge(self, other: PixelDetection) -> Self:
+        """Add the pixels that another meter has counted; that one stays as it is.
+
+        Args:
+            other: of the same `bits`, on any device.
+        """
+        if other.bits != self.bits:
+            raise ValueError(f"meters of {self.bits} and {other.bits} bits cannot be merged: make them with the same")
+        if other._state is not None:
+            if self._state is None:
+                self._state = _State.empty(self.bits, other._state.counts.device)
+            mine, theirs = self._state, _State(*(part.to(self._state.counts.device) for part in other._state))
+            mine.counts.add_(theirs.counts)
+            torch.minimum(mine.lowest, theirs.lowest, out=mine.lowest)
+            torch.maximum(mine.highest, theirs.highest, out=mine.highest)
+            mine.missing.add_(theirs.missing)
+        return self
+
+    def all_reduce(self) -> Self:
+        """Merge the meters of all processes of `torch.distributed`; every one then holds the pixels of all."""
+        if self._state is None:
+            raise RuntimeError("this process has counted nothing: make its meter with PixelDetection(device=...)")
+        distributed.all_reduce(self._state.counts)
+        distributed.all_reduce(self._state.missing)
+        distributed.all_reduce(self._state.lowest, distributed.ReduceOp.MIN)
+        distributed.all_reduce(self._state.highest, distributed.ReduceOp.MAX)
+        return self
+
+    def _count(self, state: _State, scores: Tensor, positive: Tensor, valid: Tensor | None) -> None:
+        # The bits of a float, read as an integer, order the floats of one sign; those of negative ones are turned over.
+        bits = (scores.float() + 0.0).view(torch.int32)  # adding 0 makes -0 and 0 equal
+        keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> (32 - self.bits)
+        bins = keys.long() + (1 << (self.bits - 1))  # (n,)
+        if valid is not None:
+            bins = torch.where(valid, bins, 1 << self.bits)
+        slots = bins + positive * state.counts.shape[1]
+        state.counts.view(-1).index_add_(0, slots, torch.ones_like(slots[:1]).expand_as(slots))
+        exact = scores.double()  # two that are equal only as float32 must not pass for a tie
+        state.lowest.scatter_reduce_(0, bins, exact, "amin")
+        state.highest.scatter_reduce_(0, bins, exact, "amax")
+
+    def _bins(self) -> _Bins:
+        state = self._state
+        if state is not None:
+            _refuse(int(state.missing))
+        count = [0, 0] if state is None else state.counts[:, :-1].sum(1).tolist()
+        if state is None or not all(count):
+            raise ValueError(f"both kinds of pixels are needed, got {count[0]:,} negatives and {count[1]:,} positives")
+        filled = state.counts[:, :-1].sum(0).nonzero().flatten().flip(0)  # highest scores first
+        negatives, positives = state.counts[:, filled]
+        return _Bins(
+            negatives,
+            positives,
+            negatives.cumsum(0) - negatives,
+            positives.cumsum(0) - positives,
+            state.lowest[filled] != state.highest[filled],
+        )
+
+
+class _State(NamedTuple):
+    """What was counted; the last column takes the pixels that do not count."""
+
+    counts: Tensor  # (2, bins + 1), negatives and positives
+    lowest: Tensor  # (bins + 1,), scores
+    highest: Tensor  # (bins + 1,)
+    missing: Tensor  # (), how many were NaN
+
+    @classmethod
+    def empty(cls, bits: int, device: torch.device) -> Self:
+        size = (1 << bits) + 1
+        with torch.inference_mode(False):  # or else no update outside that mode could change them
+            lowest = torch.full((size,), torch.inf, dtype=torch.float64, device=device)
+            counts = torch.zeros(2, size, dtype=torch.int64, device=device)
+            return cls(counts, lowest, -lowest, torch.zeros((), dtype=torch.int64, device=device))
+
+
+class _Bins(NamedTuple):
+    """The bins that hold pixels, highest scores first."""
+
+    negatives: Tensor
+    positives: Tensor
+    negatives_above: Tensor  # in all bins before
+    positives_above: Tensor
+    mixed: Tensor  # whether there is more than one score
+
+
+def _readable(values: Values) -> Values:
+    # A copy: torch warns of read-only arrays and refuses negative strides.
+    return np.array(values) if isinstance(values, np.ndarray) else values
+
+
+def _booleans(values: Values, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+    answers = torch.as_tensor(_readable(values))
+    if answers.dtype != torch.bool:
+        raise TypeError(f"{name} must be booleans, got {answers.dtype}: pass mask == 1, or what it means in yours")
+    if answers.shape != shape:
+        raise ValueError(f"{name} must have the shape of scores {tuple(shape)}, got {tuple(answers.shape)}")
+    return answers.to(device).flatten()
+
+
+def _refuse(missing: int) -> None:
+    if missing:
+        raise ValueError(f"scores hold {missing} NaN, which cannot be ranked: leave those pixels out with valid")

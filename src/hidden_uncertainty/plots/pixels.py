@@ -1,0 +1,273 @@
+"""Maps of predictions and uncertainties beside their image, and precision against recall."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from ..metrics import Values, as_scores
+from ..uncertainty import Uncertainty
+from ._style import GREY, INK, INSIDE, draw, dress, legend, some
+
+# Twenty colours in an order that keeps the first ones furthest apart; muted, since they fill whole areas.
+CLASS_COLOURS = (
+    *("#4E79A7", "#F28E2B", "#59A14F", "#E15759", "#B07AA1", "#EDC948", "#76B7B2", "#9C755F", "#FF9DA7", "#2F4B7C"),
+    *("#A0CBE8", "#8CD17D", "#FFBE7D", "#D4A6C8", "#5B2A1D", "#B6992D", "#7A5195", "#C2185B", "#00695C", "#79706E"),
+)
+_NOTHING = "#D9D9D9"  # ignored pixels, and those without a number
+_NUMBERS, _SCORES = "viridis", "inferno"
+_TITLE, _BAR, _GAP = 0.3, 0.42, 0.2  # inches above panels, below those with a colour bar, and between panels
+
+
+def plot_maps(
+    maps: Uncertainty | Mapping[str, Values],
+    *,
+    image: Values | None = None,
+    prediction: Values | None = None,
+    label: Values | None = None,
+    mask: Values | None = None,
+    classes: Sequence[str] | None = None,
+    ignore: int | None = 255,
+    palette: Sequence[str] = CLASS_COLOURS,
+    tail: float = 0.01,
+    columns: int = 4,
+) -> Figure:
+    """One image's maps side by side: what came in, what was said, what is true, and how uncertain each pixel is.
+
+    Maps may differ in resolution; every panel covers the whole image. Scores are bright where they are high, in
+    colours that run between the quantiles `tail` and `1 - tail` of the map, so that a few extreme pixels do not darken
+    the rest. Pixels with NaN are grey.
+
+    Args:
+        maps: scores by name, (H, W) each; or an `Uncertainty` of one image, whose prediction, epistemic and aleatoric
+            uncertainty are shown.
+        image: (3, H, W), (H, W, 3) or grey (H, W); bytes, or numbers from 0 to 1.
+        prediction: (H, W), classes as integers or numbers as floats.
+        label: (H, W), the truth, in the colours of the prediction.
+        mask: (H, W), booleans: objects to be found, outlined on the image and on every score.
+        classes: names, in the order of their numbers.
+        ignore: class that is drawn in grey.
+        palette: colours of classes, in the order of their numbers; used again from the start when there are more.
+        tail: share of pixels beyond the colours at either end, in [0, 0.5).
+        columns: panels in a row, at most.
+
+    Example:
+        >>> scores = torch.arange(12.0).view(3, 4)
+        >>> figure = plot_maps({"epistemic": scores}, prediction=(scores > 5).long(), classes=["road", "sky"])
+        >>> [ax.get_title(loc="left") for ax in figure.axes[:2]]
+        ['prediction', 'epistemic']
+    """
+    if not 0 <= tail < 0.5:
+        raise ValueError(f"tail must be at least 0 and below 0.5, got {tail}")
+    if isinstance(maps, Uncertainty):
+        if len(maps) != 1:
+            raise ValueError(f"maps must be of one image, got {len(maps)}: draw u[0]")
+        prediction = maps.prediction if prediction is None else prediction
+        both = {"epistemic": maps.epistemic, "aleatoric": maps.aleatoric}
+        maps = {name: values for name, values in both.items() if values is not None}
+    scores = {name: _map(values, name) for name, values in maps.items()}
+    truths = {"prediction": prediction, "label": label}
+    answers = {name: _map(values, name) for name, values in truths.items() if values is not None}
+    pictures = {} if image is None else {"image": _colours_of(image)}
+    panels = pictures | answers | scores
+    if len(panels) < len(pictures) + len(answers) + len(scores):
+        raise ValueError(f"maps must not be called image, prediction or label, got {', '.join(scores)}")
+    if not panels:
+        raise ValueError("there is nothing to draw: give at least one map, an image or a prediction")
+    outlined = None if mask is None else _map(mask, "mask") > 0
+
+    # Prediction and label share their colours, be they of numbers or of classes.
+    numbers = {name: values for name, values in answers.items() if values.dtype.kind == "f"}
+    limits = _limits(np.concatenate([np.empty(0), *(values.ravel() for values in numbers.values())]), tail)
+    groups = [values.ravel() for name, values in answers.items() if name not in numbers]
+    present = np.unique(np.concatenate([np.empty(0, int), *groups]))
+    shades = {int(c): _NOTHING if c == ignore else palette[int(c) % len(palette)] for c in present}
+
+    height, width = next(iter(panels.values())).shape[:2]
+    bars = [name in scores or name in numbers for name in panels]
+    named = [(_name(c, classes), shade) for c, shade in shades.items() if c != ignore]
+    axes = _grid(bars, columns, height / width, named)
+    for ax, (name, values) in zip(axes, panels.items(), strict=True):
+        ax.set_title(name, loc="left", size=11, color=INK)
+        if name in pictures:
+            _show(ax, values)
+        elif name in scores:
+            _show_numbers(ax, values, _limits(values, tail), _SCORES)
+        elif name in numbers:
+            _show_numbers(ax, values, limits, _NUMBERS)
+        else:
+            colours = np.array([to_rgb(shade) for shade in shades.values()])[np.searchsorted(present, values)]
+            _show(ax, colours, interpolation="nearest")  # (H, W, 3)
+        if outlined is not None and name not in answers:
+            _outline(ax, outlined)
+    return axes[0].figure.figure
+
+
+def plot_precision_recall(curves: Mapping[str, tuple[Values, Values]], *, zoom: float = 0.8) -> Figure:
+    """Precision against recall, one curve a name, and beside it the region of high recall enlarged.
+
+    The legend holds average precision: the area under each curve as a step function. The dotted line is chance, the
+    share of positives.
+
+    Args:
+        curves: recall and precision as the threshold falls, by name, as `PixelDetection.precision_recall` gives them.
+        zoom: recall from which on the second panel shows the curves, in (0, 1).
+
+    Example:
+        >>> figure = plot_precision_recall({"epistemic": ([0.5, 0.5, 1.0], [1.0, 0.5, 0.6])})
+        >>> figure.axes[0].get_legend().get_texts()[0].get_text()
+        'epistemic: 0.800'
+    """
+    if not 0 < zoom < 1:
+        raise ValueError(f"zoom must be between 0 and 1, got {zoom}")
+    figure = Figure(figsize=(9.4, 4.2), layout="compressed", facecolor="white")
+    whole, near = figure.subplots(1, 2)
+    top, chances = 0.0, []
+    for i, (name, (recall, precision)) in enumerate(some(curves).items()):
+        x, y = as_scores(recall, f"recall of {name!r}"), as_scores(precision, f"precision of {name!r}")
+        if x.shape != y.shape or x.dim() != 1:
+            raise ValueError(f"{name!r} must have a precision for every recall, got {tuple(y.shape)}, {tuple(x.shape)}")
+        if (x.diff() < 0).any() or x[0] < 0 or x[-1] > 1:
+            raise ValueError(
+                f"recall of {name!r} must rise within [0, 1], got {x[0]:g} to {x[-1]:g}: give recall before precision, "
+                "and turn over what falls"
+            )
+        area = float((torch.nn.functional.pad(x, (1, 0)).diff() * y).sum())
+        draw(whole, i, x, y, along=x, label=f"{name}: {area:.3f}")
+        # Points of its own: those that are even over the whole would be few here.
+        first = max(int(torch.searchsorted(x, zoom)) - 1, 0)
+        draw(near, i, x[first:], y[first:], along=x[first:], label=name)
+        top = max(top, float(y[x >= zoom].max()) if (x >= zoom).any() else 0.0)
+        chances.append(float(y[-1]))
+    top = 1.08 * top or 1.0
+    for ax in (whole, near):
+        dress(ax)
+        ax.set_xlabel("recall")
+        if max(chances) - min(chances) < 1e-3 * max(chances):
+            ax.axhline(chances[0], color=GREY, linewidth=1.2, linestyle=":", label=f"chance: {chances[0]:.3f}")
+    region = Rectangle((zoom, 0), 1 - zoom, min(top, 1.0), facecolor="#F0F0F0", edgecolor=GREY, linewidth=0.8, zorder=0)
+    whole.add_patch(region)
+    whole.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel="precision")
+    near.set(xlim=(zoom, 1), ylim=(0, top))
+    near.locator_params(nbins=5)
+    near.set_title(f"from recall {zoom:g} on", loc="left", size=11, color=INK)
+    # Curves fall to the right, so the corner above them is free; many names go beside the second panel.
+    legend(whole if len(curves) <= INSIDE else near, "best", title="average precision")
+    return figure
+
+
+def _map(values: Values, name: str) -> np.ndarray:
+    """(H, W), from one image with or without dimensions of length 1 before them."""
+    found = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.as_tensor(np.array(values))
+    while found.dim() > 2 and len(found) == 1:
+        found = found[0]
+    if found.dim() != 2 or not found.numel():
+        raise ValueError(f"{name} must be the map of one image, (H, W), got shape {tuple(found.shape)}")
+    return found.double().numpy() if found.is_floating_point() else found.numpy()
+
+
+def _colours_of(image: Values) -> np.ndarray:
+    """(H, W, 3), from 0 to 1."""
+    found = image.detach().cpu() if isinstance(image, torch.Tensor) else torch.as_tensor(np.array(image))
+    shape = tuple(found.shape)
+    if found.dim() == 4 and len(found) == 1:
+        found = found[0]
+    if found.dim() == 3 and len(found) in (1, 3):
+        found = found.permute(1, 2, 0)
+    found = found[..., None] if found.dim() == 2 else found
+    if found.dim() != 3 or found.shape[-1] not in (1, 3) or not found.numel():
+        raise ValueError(f"image must be (3, H, W), (H, W, 3) or (H, W), got shape {shape}")
+    colours = found.double() if found.is_floating_point() else found.double() / 255
+    if not (colours.min() >= 0 and colours.max() <= 1):
+        low, high = float(colours.min()), float(colours.max())
+        raise ValueError(f"image must hold bytes, or numbers from 0 to 1, got {low:g} to {high:g}: undo the scaling")
+    return colours.expand(-1, -1, 3).numpy()
+
+
+def _grid(bars: Sequence[bool], columns: int, shape: float, names: Sequence[tuple[str, str]]) -> list[Axes]:
+    """Empty panels in rows of about the same length, and below them the names of colours.
+
+    Args:
+        bars: whether each panel needs room for a colour bar.
+        columns: of panels, at most.
+        shape: height by width of a panel.
+        names: of colours, and the colours.
+    """
+    rows = math.ceil(len(bars) / max(columns, 1))
+    across = math.ceil(len(bars) / rows)
+    width = 2.6 / math.sqrt(shape)  # all in inches; every shape of image gets the same area
+    height = width * shape
+    tops = [_TITLE + height + (_BAR if any(bars[r * across : (r + 1) * across]) else _GAP) for r in range(rows)]
+    total = across * (width + _GAP) + _GAP
+    fits = max(1, int(total / (0.35 + 0.085 * max((len(name) for name, _ in names), default=0))))
+    foot = 0.08 + 0.2 * math.ceil(len(names) / fits) if names else 0.0
+    figure = Figure(figsize=(total, sum(tops) + foot), facecolor="white")
+    axes = []
+    for i in range(len(bars)):
+        row, column = divmod(i, across)
+        left, bottom = _GAP + column * (width + _GAP), foot + sum(tops[row:]) - _TITLE - height
+        ax = figure.add_axes((left / total, bottom / (sum(tops) + foot), width / total, height / (sum(tops) + foot)))
+        ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+        ax.spines[:].set(color=GREY, linewidth=0.6)
+        axes.append(ax)
+    if names:
+        how: dict[str, Any] = {"handlelength": 0.9, "handleheight": 0.9, "handletextpad": 0.4, "columnspacing": 1.2}
+        how |= {"borderpad": 0, "borderaxespad": 0, "frameon": False, "fontsize": 9, "labelcolor": INK}
+        handles = [Patch(facecolor=shade, label=name) for name, shade in names]
+        corner = (_GAP / total, 0.08 / (sum(tops) + foot))
+        figure.legend(handles=handles, loc="lower left", bbox_to_anchor=corner, ncols=min(len(names), fits), **how)
+    return axes
+
+
+def _name(number: int, names: Sequence[str] | None) -> str:
+    return names[number] if names is not None and 0 <= number < len(names) else str(number)
+
+
+def _limits(values: np.ndarray, tail: float) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0, 1.0
+    low, high = np.quantile(finite, [tail, 1 - tail])
+    # A map that is nearly all one number, such as an entropy of 0, has its quantiles there.
+    low, high = (low, high) if low < high else (finite.min(), finite.max())
+    room = 0.0 if low < high else 0.5 * max(1.0, abs(low))
+    return float(low - room), float(high + room)
+
+
+def _show(ax: Axes, values: np.ndarray, **how: Any) -> None:
+    ax.imshow(values, extent=(0, 1, 1, 0), aspect="auto", **how)
+
+
+def _show_numbers(ax: Axes, values: np.ndarray, limits: tuple[float, float], colours: str) -> None:
+    low, high = limits
+    ax.set_facecolor(_NOTHING)
+    _show(ax, np.clip(values, low, high), vmin=low, vmax=high, cmap=colours)
+    beyond = bool((values < low).any()), bool((values > high).any())
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
+    inch = 1 / (ax.get_position().height * ax.figure.figure.get_figheight())  # as a share of the panel
+    place = ax.inset_axes((0, -0.15 * inch, 1, 0.09 * inch))
+    bar = ax.figure.colorbar(ax.images[0], cax=place, orientation="horizontal", extend=ends, extendfrac=0.03)
+    bar.outline.set_visible(False)
+    bar.locator = MaxNLocator(5, steps=[1, 2, 5, 10])
+    place.tick_params(labelsize=9, color=GREY, labelcolor=INK, length=2.5)
+
+
+def _outline(ax: Axes, mask: np.ndarray) -> None:
+    """A dark line with a bright core, which is seen on every colour."""
+    height, width = mask.shape
+    padded = np.pad(mask.astype(float), 1)  # so that objects at the border are closed
+    x, y = (np.arange(width + 2) - 0.5) / width, (np.arange(height + 2) - 0.5) / height
+    if mask.any():
+        drawn = ax.contour(x, y, padded, levels=[0.5], colors="#00E5FF", linewidths=1.0)
+        drawn.set_path_effects([patheffects.withStroke(linewidth=2.2, foreground="black")])
+        ax.set(xlim=(0, 1), ylim=(1, 0))

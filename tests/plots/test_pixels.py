@@ -1,0 +1,249 @@
+"""Maps and precision-recall curves, read back from their artists and compared with the data they show."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.contour import QuadContourSet
+from matplotlib.figure import Figure
+from sklearn import metrics as sklearn_metrics
+from torch import Tensor
+
+from hidden_uncertainty import Uncertainty, metrics, plots
+from hidden_uncertainty.plots.pixels import CLASS_COLOURS
+
+INF = float("inf")
+GREY = "#d9d9d9"
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
+
+
+def shown(ax: Axes) -> np.ndarray:
+    (image,) = ax.images
+    return np.asarray(image.get_array())
+
+
+def names(figure: Figure) -> dict[str, str]:
+    """Colours that the legend below the panels names."""
+    (legend,) = figure.legends
+    colours = [to_hex(patch.get_facecolor()) for patch in legend.get_patches()]
+    return dict(zip([text.get_text() for text in legend.get_texts()], colours, strict=True))
+
+
+def assert_nothing_is_cut(figure: Figure) -> None:
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= width
+    assert box.y1 <= height
+
+
+def test_an_uncertainty_of_one_image_is_drawn_in_order(tmp_path: Path) -> None:
+    u = Uncertainty(noise(2, 6, 8).long(), noise(2, 6, 8), aleatoric=noise(2, 6, 8, seed=1))
+    assert u.aleatoric is not None
+    figure = plots.plot_maps(u[1], image=noise(3, 12, 16).sigmoid(), label=torch.zeros(6, 8, dtype=torch.uint8))
+    found = panels(figure)
+    assert list(found) == ["image", "prediction", "label", "epistemic", "aleatoric"]
+    for name, values in (("epistemic", u.epistemic[1]), ("aleatoric", u.aleatoric[1])):
+        np.testing.assert_allclose(shown(found[name]), values.double().clamp(*found[name].images[0].get_clim()))
+    assert plots.save(figure, tmp_path / "maps.png").stat().st_size > 1000
+    assert list(panels(plots.plot_maps(Uncertainty(u.prediction[:1], u.epistemic[:1])))) == ["prediction", "epistemic"]
+    with pytest.raises(ValueError, match=r"maps must be of one image, got 2: draw u\[0\]"):
+        plots.plot_maps(u)
+
+
+def test_classes_have_the_colours_of_their_numbers_whatever_is_present() -> None:
+    prediction, label = torch.tensor([[0, 2], [2, 21]]), torch.tensor([[0, 1], [255, 255]], dtype=torch.uint8)
+    figure = plots.plot_maps({}, prediction=prediction, label=label, classes=["road", "sky", "car"])
+    palette = [colour.lower() for colour in CLASS_COLOURS]
+    assert len(set(palette)) == 20
+    for name, expected in {
+        "prediction": [[palette[0], palette[2]], [palette[2], palette[1]]],
+        "label": [[palette[0], palette[1]], [GREY, GREY]],
+    }.items():
+        assert [[to_hex(colour) for colour in row] for row in shown(panels(figure)[name])] == expected
+    assert names(figure) == {"road": palette[0], "sky": palette[1], "car": palette[2], "21": palette[1]}
+
+    figure = plots.plot_maps({}, prediction=prediction, ignore=2, palette=["red", "#00ff00"])
+    assert names(figure) == {"0": "#ff0000", "21": "#00ff00"}
+    assert to_hex(shown(figure.axes[0])[0, 1]) == GREY
+
+
+def test_colours_run_between_quantiles_and_the_bar_tells_what_is_beyond() -> None:
+    scores = noise(50, 40)
+    scores[0, :3] = torch.tensor([INF, -INF, 1e30])
+    scores[1, :5] = torch.nan
+    figure = plots.plot_maps({"robust": scores, "whole": noise(5, 5)}, tail=0.0)
+    figure_robust = plots.plot_maps({"robust": scores}, tail=0.02)
+    finite = scores[scores.isfinite()].double()
+    image = panels(figure_robust)["robust"].images[0]
+    expected = [float(finite.quantile(q)) for q in (0.02, 0.98)]
+    assert image.get_clim() == pytest.approx(expected)
+    drawn = np.ma.masked_invalid(image.get_array())
+    assert drawn.mask.sum() == 5
+    assert (drawn.min(), drawn.max()) == pytest.approx(expected)
+    assert image.colorbar is not None
+    assert image.colorbar.extend == "both"
+    whole = panels(figure)["whole"].images[0]
+    assert whole.get_clim() == pytest.approx((float(noise(5, 5).min()), float(noise(5, 5).max())))
+    assert whole.colorbar is not None
+    assert whole.colorbar.extend == "neither"
+
+
+@pytest.mark.parametrize("value", [0.0, -7.0, 1e30, INF, -INF, float("nan")])
+def test_maps_without_spread_are_drawn(value: float) -> None:
+    figure = plots.plot_maps({"same": torch.full((4, 6), value)})
+    low, high = figure.axes[0].images[0].get_clim()
+    assert low < high
+    figure.draw_without_rendering()
+    rare = torch.zeros(100, 100)
+    rare[0, 0] = 5.0  # both quantiles are 0
+    assert plots.plot_maps({"rare": rare}).axes[0].images[0].get_clim() == (0.0, 5.0)
+
+
+def test_numbers_of_prediction_and_label_share_their_colours() -> None:
+    prediction, label = noise(8, 8).abs(), 3 * noise(4, 4, seed=1).abs()
+    found = panels(plots.plot_maps({"epistemic": noise(8, 8)}, prediction=prediction, label=label, tail=0.0))
+    low, high = float(min(prediction.min(), label.min())), float(max(prediction.max(), label.max()))
+    for name in ("prediction", "label"):
+        assert found[name].images[0].get_clim() == pytest.approx((low, high))
+    assert found["prediction"].images[0].get_cmap() != found["epistemic"].images[0].get_cmap()
+
+
+def test_every_form_of_an_image_is_the_same_picture() -> None:
+    image = torch.randint(256, (3, 5, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    forms: list[Any] = [image, image[None] / 255, image.permute(1, 2, 0).numpy(), (image.double() / 255).numpy()]
+    for form in forms:
+        found = shown(plots.plot_maps({}, image=form).axes[0])
+        np.testing.assert_allclose(found, image.permute(1, 2, 0) / 255, atol=1e-7)
+    for grey in (image[0], image[:1]):
+        found = shown(plots.plot_maps({}, image=grey).axes[0])
+        np.testing.assert_allclose(found, (image[0] / 255)[..., None].expand(5, 7, 3), atol=1e-7)
+
+
+def test_objects_are_outlined_on_the_image_and_the_scores() -> None:
+    mask = torch.zeros(10, 20, dtype=torch.bool)
+    mask[2:5, 4:8] = True
+    mask[9, 19] = True  # at the border
+    maps = {"epistemic": noise(5, 10), "aleatoric": noise(10, 20)}
+    figure = plots.plot_maps(maps, image=noise(10, 20).sigmoid(), prediction=mask.long(), mask=mask)
+    for name, ax in panels(figure).items():
+        outlines = [child for child in ax.get_children() if isinstance(child, QuadContourSet)]
+        assert len(outlines) == (name != "prediction")
+        assert (ax.get_xlim(), ax.get_ylim()) == ((0, 1), (1, 0))
+        for outline in outlines:
+            rings = outline.get_paths()[0].to_polygons(closed_only=False)
+            block, corner = sorted(rings, key=lambda ring: ring.min())
+            np.testing.assert_allclose([*block.min(0), *block.max(0)], [0.2, 0.2, 0.4, 0.5], atol=1e-12)
+            np.testing.assert_allclose([*corner.min(0), *corner.max(0)], [0.95, 0.9, 1.0, 1.0], atol=1e-12)
+    plots.plot_maps(maps, mask=mask & False).draw_without_rendering()
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "rows"), [(1, 4, [1]), (4, 4, [4]), (5, 4, [3, 2]), (6, 4, [3, 3]), (3, 1, [1, 1, 1])]
+)
+@pytest.mark.parametrize("shape", [(8, 16), (9, 9), (16, 8)])
+def test_panels_fill_rows_with_the_shape_of_the_image(
+    count: int, columns: int, rows: list[int], shape: tuple[int, int]
+) -> None:
+    prediction = torch.arange(shape[0] * shape[1]).view(shape) % 19
+    maps = {f"score {i}": noise(*shape, seed=i) for i in range(count - 1)}
+    figure = plots.plot_maps(maps, prediction=prediction, columns=columns, classes=["a long name"] * 3 + ["b"])
+    boxes = [ax.get_window_extent() for ax in panels(figure).values()]
+    tops = [round(box.y1) for box in boxes]
+    assert [tops.count(top) for top in sorted(set(tops), reverse=True)] == rows
+    for box in boxes:
+        assert box.height / box.width == pytest.approx(shape[0] / shape[1])
+        assert box.width * box.height == pytest.approx(boxes[0].width * boxes[0].height)
+    for one, two in pairwise(boxes):
+        assert one.x1 < two.x0 or one.y0 > two.y1
+    assert_nothing_is_cut(figure)
+
+
+def test_bad_maps_are_refused() -> None:
+    for wrong in (noise(2, 4, 4), noise(4), noise(0, 4)):
+        with pytest.raises(ValueError, match=r"epistemic must be the map of one image, \(H, W\), got shape"):
+            plots.plot_maps({"epistemic": wrong})
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.plot_maps({})
+    with pytest.raises(ValueError, match="must not be called image, prediction or label, got label"):
+        plots.plot_maps({"label": noise(4, 4)}, label=noise(4, 4))
+    with pytest.raises(ValueError, match=r"tail must be at least 0 and below 0\.5, got 0\.5"):
+        plots.plot_maps({"epistemic": noise(4, 4)}, tail=0.5)
+    with pytest.raises(ValueError, match=r"image must be \(3, H, W\), .* got shape \(4, 5, 6\)"):
+        plots.plot_maps({}, image=torch.zeros(4, 5, 6))
+    for low, high in ((-1, 1), (0, 2), (0, float("nan"))):
+        with pytest.raises(ValueError, match="image must hold bytes, or numbers from 0 to 1"):
+            plots.plot_maps({}, image=torch.tensor([[low, high]], dtype=torch.float32))
+
+
+def curve(shift: float, n: int = 3000) -> tuple[Tensor, Tensor, float]:
+    positive = torch.arange(n) % 20 == 0
+    scores = noise(n) + shift * positive
+    meter = metrics.PixelDetection(20)
+    meter.update(scores, positive)
+    return *meter.precision_recall(), sklearn_metrics.average_precision_score(positive, scores)
+
+
+def test_lines_are_the_curves_and_the_legend_holds_average_precision() -> None:
+    found = {"density": curve(2.0), "dropout": curve(1.0)}
+    figure = plots.plot_precision_recall({name: (x, y) for name, (x, y, _) in found.items()}, zoom=0.7)
+    whole, near = figure.axes
+    legend = whole.get_legend()
+    assert legend is not None
+    expected = [f"{name}: {area:.3f}" for name, (_, _, area) in found.items()]
+    assert [text.get_text() for text in legend.get_texts()] == [*expected, "chance: 0.050"]
+    for (recall, precision, _), line, close in zip(found.values(), whole.lines, near.lines, strict=False):
+        points = set(zip(recall.tolist(), precision.tolist(), strict=True))
+        for drawn in (line, close):
+            assert points.issuperset(map(tuple, np.asarray(drawn.get_xydata()).tolist()))
+        recalls = np.asarray(line.get_xdata())
+        assert np.diff(np.unique(recalls)).max() <= 2 / 150  # 150 positives, none left out
+        assert np.asarray(close.get_xdata()).min() <= 0.7
+    assert near.get_xlim() == (0.7, 1.0)
+    high = max(float(precision[recall >= 0.7].max()) for recall, precision, _ in found.values())
+    assert high < near.get_ylim()[1] < 1.2 * high
+    (region,) = whole.patches
+    assert region.get_window_extent().height == pytest.approx(
+        whole.transData.transform((0, near.get_ylim()[1]))[1] - whole.transData.transform((0, 0))[1]
+    )
+    assert_nothing_is_cut(figure)
+
+
+def test_many_curves_and_many_points_are_drawn() -> None:
+    recall = torch.linspace(0, 1, 1_000_000, dtype=torch.float64)
+    figure = plots.plot_precision_recall({f"method {i}": (recall, 1 - recall * (0.5 + i / 40)) for i in range(8)})
+    whole, near = figure.axes
+    assert max(len(line.get_xdata()) for line in [*whole.lines, *near.lines]) <= 2000
+    assert near.get_legend() is not None
+    assert whole.get_legend() is None
+    assert len(whole.lines) == 8  # no line of chance: each curve ends elsewhere
+    assert_nothing_is_cut(figure)
+
+
+def test_bad_curves_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups is empty"):
+        plots.plot_precision_recall({})
+    with pytest.raises(ValueError, match=r"recall of 'a' must rise within \[0, 1\], got 1 to 0.*turn over"):
+        plots.plot_precision_recall({"a": ([1.0, 0.5, 0.0], [0.1, 0.2, 1.0])})
+    with pytest.raises(ValueError, match=r"'a' must have a precision for every recall, got \(2,\), \(3,\)"):
+        plots.plot_precision_recall({"a": ([0.0, 0.5, 1.0], [0.1, 0.2])})
+    with pytest.raises(ValueError, match="precision of 'a' holds 1 NaN"):
+        plots.plot_precision_recall({"a": ([0.5, 1.0], [float("nan"), 0.2])})
+    for zoom in (0.0, 1.0):
+        with pytest.raises(ValueError, match="zoom must be between 0 and 1"):
+            plots.plot_precision_recall({"a": ([0.5, 1.0], [0.5, 0.2])}, zoom=zoom)
