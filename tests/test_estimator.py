@@ -12,7 +12,7 @@ from torch import nn
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce
 from hidden_uncertainty.batches import unpack
-from hidden_uncertainty.extract import _chosen
+from hidden_uncertainty.extract import chosen
 from hidden_uncertainty.metrics import auroc
 
 PLAIN = {"components": 1, "shrinkage": None}
@@ -199,7 +199,7 @@ def test_the_holdout_is_apart_in_every_pass_and_is_marked(trained):
     assert 150 < held < 250
     mean = detector.head.layers["body"].reduction.mean
     z, _ = activations(trained, x, "body")
-    apart = _chosen(unpack(x), 0.2)
+    apart = chosen(unpack(x), 0.2)
     assert int(apart.sum()) == held
     torch.testing.assert_close(mean, z[~apart].mean(0), rtol=1e-4, atol=1e-5)
 

@@ -12,6 +12,7 @@ from .distribution import OutputDistribution
 from .estimator import LatentDensity
 from .extract import Features
 from .layers import layers
+from .pixels import Pixels
 from .reduce import Reduce
 from .tasks import Classification, Regression
 from .uncertainty import LayerScores, Uncertainty
@@ -33,6 +34,7 @@ __all__ = [
     "LatentDensity",
     "LayerScores",
     "OutputDistribution",
+    "Pixels",
     "Reduce",
     "Regression",
     "Uncertainty",

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from .density import Density, GaussianMixture, JointMixture
-from .extract import Features
+from .extract import Condition, Features
 from .head import LayerHead
 from .marginal import Categorical, Continuous, Marginal, by_name, choose
 from .marginal.base import MarginalName
 
-Condition = Literal["prediction", "label"]
 ROWS = 256  # looked at to see whether the support is fine enough
 MOST_POINTS = 8193
 
@@ -27,19 +26,13 @@ def condition_of(features: Features, condition: Condition) -> Tensor:
     prediction = features.prediction
     if condition == "label":
         label = features.label
-        got = "none" if label is None else f"{tuple(label.shape)} of {label.dtype}"
         if features.classes is not None:
             if label is None or label.dim() != 1 or label.is_floating_point():
                 raise ValueError(
-                    f"condition='label' needs one whole-numbered label an input in the loader, but got {got}."
+                    f"condition='label' needs one whole-numbered label an input in the loader, but got {_show(label)}."
                 )
             return label.long().to(prediction.device)
-        if label is None or label.numel() != prediction.numel():
-            raise ValueError(
-                f"condition='label' needs labels of the predictions' shape, {tuple(prediction.shape)}, in the loader, "
-                f"but got {got}."
-            )
-        prediction = label.reshape(prediction.shape).to(prediction.device, prediction.dtype)
+        prediction = as_numbers(label, prediction)
     if features.classes is None:
         wrong = int((~prediction.isfinite()).sum())
         if wrong:
@@ -50,12 +43,31 @@ def condition_of(features: Features, condition: Condition) -> Tensor:
     return prediction
 
 
+def as_numbers(label: Tensor | None, prediction: Tensor) -> Tensor:
+    """Labels as numbers, in the shape of the predictions and where these are."""
+    if label is None or label.numel() != prediction.numel():
+        raise ValueError(
+            f"condition='label' and intervals need labels of the predictions' shape, {tuple(prediction.shape)}, in the "
+            f"loader, but got {_show(label)}."
+        )
+    return label.reshape(prediction.shape).to(prediction.device, prediction.dtype)
+
+
 def fit_marginal(
     marginal: MarginalName | Literal["auto"] | Marginal, y: Tensor, features: Features, condition: Condition
 ) -> Marginal:
-    """Fit p(y) to what the density is conditioned on."""
+    """Fit p(y) to what the density is conditioned on; of pixels that were drawn, to what all of them have."""
+    population = features.population
+    if population is not None and population.condition != condition:
+        raise ValueError(
+            f"these pixels were drawn and counted by their {population.condition}s: extract them with a detector that "
+            f"has condition={condition!r} too."
+        )
     if features.classes is not None:
-        fitted = Categorical().fit(y, classes=max(features.classes, int(y.max()) + 1))
+        if population is None:
+            fitted = Categorical().fit(y, classes=max(features.classes, int(y.max()) + 1))
+        else:
+            fitted = Categorical().fit_counts(_drawn(population.values, y))
         if len(fitted.support) < 2:
             raise ValueError(
                 f"all {len(y):,} inputs have the {condition} {int(y[0])}, so there is nothing to be torn between. "
@@ -66,9 +78,23 @@ def fit_marginal(
         return fitted
     if isinstance(marginal, Categorical):
         raise TypeError("Categorical counts classes; a network that predicts numbers needs a continuous marginal.")
+    y = y if population is None else population.values
     if isinstance(marginal, Marginal):
         return copy.deepcopy(marginal).fit(y)
     return choose(y) if marginal == "auto" else by_name(marginal).fit(y)
+
+
+def _drawn(counts: Tensor, y: Tensor) -> Tensor:
+    """The counts without classes of which no pixel is among those drawn: they have no density."""
+    drawn = y.bincount(minlength=len(counts)) > 0
+    lost = (counts > 0) & ~drawn
+    if bool(lost.any()):
+        warnings.warn(
+            f"class {lost.nonzero()[:, 0].tolist()} has {int(counts[lost].sum()):,} of {int(counts.sum()):,} pixels, "
+            "none of which is in the reservoir: left out, as if it never came. A larger reservoir would hold some.",
+            stacklevel=6,
+        )
+    return torch.where(drawn, counts, 0)
 
 
 def refine(marginal: Marginal, parts: Mapping[str, LayerHead], features: Features) -> None:
@@ -92,10 +118,14 @@ def refine(marginal: Marginal, parts: Mapping[str, LayerHead], features: Feature
                 warnings.warn(
                     f"layer {name!r}: p(y|z) is narrower than the distance of the {points:,} support points, so both "
                     "scores depend on where these lie. Give the marginal more points=, or the density more noise=.",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
                 break
             marginal.refine()
+
+
+def _show(label: Tensor | None) -> str:
+    return "none" if label is None else f"{tuple(label.shape)} of {label.dtype}"
 
 
 def default_density(classes: int | None) -> Density:

@@ -41,4 +41,4 @@ def layer_in_warnings(name: str) -> Iterator[None]:
         warnings.simplefilter("always")
         yield
     for warning in caught:
-        warnings.warn(f"layer {name!r}: {warning.message}", warning.category, stacklevel=4)
+        warnings.warn(f"layer {name!r}: {warning.message}", warning.category, stacklevel=6)

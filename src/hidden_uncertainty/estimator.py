@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -12,22 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from . import io
-from ._condition import Condition, condition_of, default_density, fit_marginal, refine
-from ._options import chosen_densities, chosen_layers, layer_in_warnings
+from ._calibrate import calibrate
+from ._condition import default_density
+from ._fit import fit_head
+from ._options import chosen_densities, chosen_layers
+from ._pixel_extract import PixelExtractor
+from ._reading import Reading
 from .batches import Adapter, Batch
-from .calibration import Calibration
 from .capture import device_of
 from .density import KINDS, Density
 from .distribution import OutputDistribution
-from .extract import Extractor, Features
-from .head import Head, LayerHead, build, with_kind
+from .extract import Condition, Extractor, Features, Unseen
+from .head import Head, build, with_kind
 from .identity import check_same, describe, weights
 from .marginal import KINDS as MARGINALS
 from .marginal import Categorical, Marginal
 from .marginal.base import MarginalName
+from .pixels import Pixels
 from .reduce import How, Reduce, Reduction
-from .tasks import Prediction, Task, TaskName, as_task, from_config
-from .uncertainty import LayerScores, Uncertainty
+from .tasks import Task, TaskName, as_task, from_config
+from .uncertainty import Uncertainty
+
+MOST_MASSES = 1 << 29  # of distributions at a time: 2 GiB of float32
 
 
 class LatentDensity:
@@ -58,8 +63,10 @@ class LatentDensity:
         marginal: p(ŷ) of numbers: `"auto"` chooses by held-out likelihood among `"uniform"`, `"gaussian"`,
             `"beta-prime"` and `"histogram"`; a marginal of your own can say its support too.
         combine: which layer the top-level scores are: `"last"` named, or a layer's name.
+        pixels: for networks that predict a class or a number for every pixel: how these are drawn, scored and
+            calibrated. Every score is then a map (n, H, W).
         unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
-        seed: of random projections.
+        seed: of random projections, and of which pixels are drawn.
         progress: show progress bars; None shows them on a terminal.
 
     Example:
@@ -86,6 +93,7 @@ class LatentDensity:
         condition: Condition = "prediction",
         marginal: MarginalName | Literal["auto"] | Marginal = "auto",
         combine: str = "last",
+        pixels: Pixels | None = None,
         unpack: Adapter | None = None,
         seed: int = 0,
         progress: bool | None = None,
@@ -101,16 +109,15 @@ class LatentDensity:
                 f"marginal must be 'auto', one of {get_args(MarginalName)} or a marginal, not {marginal!r}."
             )
         self.densities = None if density is None else chosen_densities(density, chosen)
-        self.extractor = Extractor(
-            model,
-            chosen,
-            task=as_task(task, output),
-            output=output,
-            unpack=unpack,
-            seed=seed,
-            progress=progress,
-        )
         self.condition, self.marginal, self.combine, self.progress = condition, marginal, combine, progress
+        self.pixels = pixels
+        options: dict[str, Any] = {"unpack": unpack, "seed": seed, "progress": progress}
+        options |= {"task": as_task(task, output), "output": output}
+        if pixels is None:
+            self.extractor = Extractor(model, chosen, **options)
+        else:
+            top = list(chosen)[-1] if combine == "last" else combine
+            self.extractor = PixelExtractor(model, chosen, pixels=pixels, condition=condition, grid_of=top, **options)
         self.head: Head | None = None
         self._reductions: Mapping[str, Reduction] | None = None
         self.calibrated: Literal["unseen", "holdout"] | None = None
@@ -132,8 +139,9 @@ class LatentDensity:
         """Fit reductions, densities and marginal to the activations on training data.
 
         Args:
-            loader: the training data, as `x`, `(x, y)` or dicts; labels are needed for `condition="label"` only. It
-                is read once, and once or twice more when a layer is wider than its `max_dim`.
+            loader: the training data, as `x`, `(x, y)` or dicts; labels are needed for `condition="label"` only, and
+                to tell which pixels to ignore. It is read once, and once or twice more when a layer is wider than its
+                `max_dim`; of pixels, once, and once more for a holdout.
             calibration: data that the network was not trained on, for p-values and thresholds with a guarantee.
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
@@ -143,11 +151,10 @@ class LatentDensity:
         if holdout is not None and not 0 < holdout < 1:
             raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
         train, apart = self.extractor.fit(loader, held_out=holdout or 0.0)
+        unseen = apart if holdout is not None else None
         if calibration is not None:
-            apart = self.extractor.extract(calibration, train.reductions)
-        elif holdout is None:
-            return self.fit_features(train)
-        self.fit_features(train, calibration=apart)
+            unseen = self.extractor.unseen(calibration, train.reductions)
+        self._fit(train, unseen)
         if holdout is not None:
             self.calibrated = "holdout"
             warnings.warn(
@@ -160,7 +167,8 @@ class LatentDensity:
     def extract(self, loader: Iterable[Any]) -> Features:
         """Run the network over a loader and keep its reduced activations, to fit or score densities without it.
 
-        Layers are reduced as fitted; if nothing is fitted yet, reductions are fitted to this loader and kept.
+        Of pixels, these are rows drawn as for a fit. Layers are reduced as fitted; if nothing is fitted yet, reductions
+        are fitted to this loader and kept.
         """
         if self._reductions is not None:
             return self.extractor.extract(loader, self._reductions)
@@ -176,32 +184,24 @@ class LatentDensity:
             calibration: of data that the network was not trained on.
         """
         features.require(self.layers, features.reductions)
-        y = condition_of(features, self.condition)
-        marginal = fit_marginal(self.marginal, y, features, self.condition).to(features.prediction.device)
-        densities = self.densities or chosen_densities(default_density(features.classes), self.extractor.layers)
-        parts = {}
-        for name in self.layers:
-            if bool((features.z[name] == features.z[name][0]).all()):
-                raise ValueError(
-                    f"layer {name!r} gives the same activations for all {len(y):,} inputs, so its density says nothing "
-                    "about any. Choose another layer."
-                )
-            with layer_in_warnings(name):
-                density = copy.deepcopy(densities[name]).fit(features.z[name], y, progress=self.progress)
-            parts[name] = LayerHead(features.reductions[name], density)
-        refine(marginal, parts, features)
         if calibration is not None:
             calibration.require(self.layers, features.reductions)
-            for name, part in parts.items():
-                scores = part(calibration.z[name], marginal, calibration.prediction)
-                part.calibration = Calibration().fit(scores.epistemic)
-                if scores.expected_error is not None and calibration.label is not None:
-                    label = condition_of(calibration, "label")
-                    part.conformal = Calibration().fit(_error(label, calibration.prediction, scores.expected_error))
-        self.head = Head(parts, marginal)
-        self._reductions = self.head.reductions
-        self.calibrated = None if calibration is None else "unseen"
-        self._threshold = None
+            if calibration.population is not None:
+                raise ValueError(
+                    "thresholds for pixels are calibrated over whole images, not over pixels that were drawn: call "
+                    "fit_features(features), then calibrate(unseen_loader)."
+                )
+        return self._fit(features, calibration)
+
+    def calibrate(self, loader: Iterable[Any]) -> Self:
+        """Take p-values and thresholds from other data than before; what was fitted stays.
+
+        Args:
+            loader: data that the network was not trained on.
+        """
+        head = self._fitted()
+        calibrate(head, self.extractor.unseen(loader, head.reductions).readings())
+        self.calibrated, self._threshold = "unseen", None
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
@@ -209,7 +209,7 @@ class LatentDensity:
         return self._score(self._batch(args, kwargs))
 
     def predict(self, loader: Iterable[Any]) -> Uncertainty:
-        """Score all of a loader; the result is on the CPU."""
+        """Score all of a loader; the result is on the CPU. Of pixels, all images must have one size."""
         self._fitted()
         batches = self.extractor.batches(loader)
         return Uncertainty.cat([self._score(batch, index).cpu() for index, batch in enumerate(batches)])
@@ -218,25 +218,32 @@ class LatentDensity:
         """Score features that `extract` gave."""
         head = self._fitted()
         features.require(self.layers, head.reductions)
-        reduced = {name: (features.z[name], features.residual[name]) for name in self.layers}
-        prediction = Prediction(features.prediction, features.classes, features.variance)
-        return self._result(prediction, head.score(reduced, prediction.value))
+        return self._result(next(features.readings()))
 
     def distribution(self, *args: Any, **kwargs: Any) -> OutputDistribution:
         """p(ŷ | z) as a whole, for networks that predict one number: quantiles, and regions of asked mass.
 
-        Inputs are given as the model takes them; z is that of the layer that `combine` names.
+        Inputs are given as the model takes them; z is that of the layer that `combine` names. Of pixels, there is one
+        for each, row by row of each image.
         """
-        head = self._fitted()
-        batch = self._batch(args, kwargs)
-        output, reduced = self.extractor.read(batch, {self._top: head.reductions[self._top]})
-        prediction = self._predict(output).value.to(head.device)
-        if head.marginal.nodes(prediction[:1]).points.dim() != 1 or isinstance(head.marginal, Categorical):
+        head, top = self._fitted(), self._top
+        reading = self.extractor.reading(self._batch(args, kwargs), {top: head.reductions[top]})
+        prediction = reading.prediction.value.to(head.device)
+        prediction = prediction if self.pixels is None else prediction.flatten()
+        points = head.marginal.nodes(prediction[:1]).points
+        if points.dim() != 1 or isinstance(head.marginal, Categorical):
             raise TypeError("a distribution over a grid is for networks that predict one number an input.")
-        z = reduced[self._top][0].to(head.device)
-        found = list(head.layers[self._top].posteriors(z, head.marginal, prediction))
-        log_mass = torch.cat([posterior.log_posterior for posterior, _, _ in found])
-        return OutputDistribution(found[0][1].points, log_mass, prediction)
+        if len(prediction) * len(points) > MOST_MASSES:
+            raise ValueError(
+                f"the distributions of {len(prediction):,} numbers on {len(points):,} points would take "
+                f"{len(prediction) * len(points) * 4 / 1e9:,.0f} GB: give fewer inputs at a time, or smaller ones."
+            )
+        log_mass = [
+            posterior.log_posterior
+            for z, _, said in reading.rows(top)
+            for posterior, _, _ in head.layers[top].posteriors(z.to(head.device), head.marginal, said.to(head.device))
+        ]
+        return OutputDistribution(points, torch.cat(log_mass), prediction)
 
     def interval(self, u: Uncertainty, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         r"""Bounds that hold the label of a share of new inputs, whatever the density: split conformal prediction.
@@ -245,7 +252,8 @@ class LatentDensity:
 
         with q from the errors on the calibration data, in units of s(z): P(y between) ≥ coverage over calibration and
         new inputs, if these are exchangeable. Of several outputs, all lie between together. Where s(z) follows the
-        noise of the data, as it can with `condition="label"`, so do the bounds.
+        noise of the data, as it can with `condition="label"`, so do the bounds. Of pixels, an image counts as held when
+        the labels of all but a `share` of its pixels lie between (see `Pixels`).
 
         Args:
             u: scores of this detector.
@@ -263,6 +271,8 @@ class LatentDensity:
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
         """The score above which inputs are surprising from now on (`u.surprising`), chosen without any outlier.
+
+        Of pixels, an image is a false alarm when more than a `share` of its pixels are surprising (see `Pixels`).
 
         Args:
             false_alarm: at most this share of new in-distribution inputs is called surprising, on average over
@@ -295,6 +305,7 @@ class LatentDensity:
             "marginal": self.marginal if isinstance(self.marginal, str) else with_kind(self.marginal),
             "condition": self.condition,
             "combine": self.combine,
+            "pixels": None if self.pixels is None else self.pixels.config(),
             "seed": self.extractor.seed,
             "calibrated": self.calibrated,
             "threshold": self._threshold,
@@ -325,6 +336,7 @@ class LatentDensity:
         head = Head.from_config(header["head"])
         head.load_state_dict(tensors)
         marginal: Any = header["marginal"]
+        pixels = header.get("pixels")  # not in files of version 0.1.0
         detector = cls(
             model,
             {name: reduction.reduce for name, reduction in head.reductions.items()},
@@ -333,6 +345,7 @@ class LatentDensity:
             condition=header["condition"],
             marginal=build(MARGINALS, marginal, "marginal") if isinstance(marginal, dict) else marginal,
             combine=header["combine"],
+            pixels=None if pixels is None else Pixels.from_config(pixels),
             unpack=unpack,
             seed=header["seed"],
             progress=progress,
@@ -355,24 +368,28 @@ class LatentDensity:
             raise RuntimeError("this detector is not fitted: call fit(train_loader, calibration=unseen_loader) first.")
         return self.head
 
+    def _fit(self, features: Features, unseen: Unseen | None) -> Self:
+        densities = self.densities or chosen_densities(default_density(features.classes), self.extractor.layers)
+        head = fit_head(features, densities, self.marginal, self.condition, progress=self.progress)
+        if unseen is not None:
+            calibrate(head, unseen.readings())
+        self.head, self._reductions = head, head.reductions
+        self.calibrated = None if unseen is None else "unseen"
+        self._threshold = None
+        return self
+
     def _score(self, batch: Batch, index: int | None = None) -> Uncertainty:
-        head = self._fitted()
-        output, reduced = self.extractor.read(batch, head.reductions, index)
-        prediction = self._predict(output)
-        return self._result(prediction, head.score(reduced, prediction.value))
+        return self._result(self.extractor.reading(batch, self._fitted().reductions, index))
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
         batch, device = Batch(args, kwargs, None), device_of(self.model)
         return batch if device is None else batch.to(device)
 
-    def _predict(self, output: Any) -> Prediction:
-        assert self.extractor.task is not None
-        return self.extractor.task.predict(output)
-
-    def _result(self, prediction: Prediction, scores: Mapping[str, LayerScores]) -> Uncertainty:
+    def _result(self, reading: Reading) -> Uncertainty:
+        scores = self._fitted().score(reading)
         top = scores[self._top]
         return Uncertainty(
-            prediction.value,
+            reading.prediction.value,
             top.epistemic,
             top.aleatoric,
             top.log_aleatoric,
@@ -380,11 +397,5 @@ class LatentDensity:
             scores,
             self._threshold,
             top.expected_error,
-            prediction.variance,
+            reading.prediction.variance,
         )
-
-
-def _error(label: Tensor, prediction: Tensor, expected: Tensor) -> Tensor:
-    """The error in units of the expected one, the largest of several outputs: (n,)."""
-    error = (label - prediction).abs() / expected
-    return error.amax(1) if error.dim() > 1 else error

@@ -6,19 +6,28 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ._reading import Reading, Rows
 from .batches import Adapter, Batch, batches, count, require_repeatable
 from .capture import device_of, find, run, select
 from .progress import say, task
 from .reduce import Reduce, Reduction, ReductionFit
-from .tasks import Task, infer_task
+from .tasks import Prediction, Task, infer_task
 
 Reader = Callable[[Tensor], Any]
+Condition = Literal["prediction", "label"]
+
+
+class Population(NamedTuple):
+    """What all pixels have, of which a balanced sample was drawn: p(y) is fitted to this."""
+
+    values: Tensor  # how many pixels there are of each class, (C,), or a uniform sample of numbers, (s,)
+    condition: Condition  # whether these are predictions or labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +44,7 @@ class Features:
         classes: how many classes the network has; None where it predicts numbers.
         reductions: how each layer was reduced, to reduce new inputs alike.
         variance: the network's own variance of its prediction, where it predicts one.
+        population: where the rows are pixels that were drawn, what all of them have.
     """
 
     z: Mapping[str, Tensor]
@@ -44,6 +54,7 @@ class Features:
     classes: int | None
     reductions: Mapping[str, Reduction]
     variance: Tensor | None = None
+    population: Population | None = None
 
     def __len__(self) -> int:
         return len(self.prediction)
@@ -64,7 +75,13 @@ class Features:
             self.classes,
             self.reductions,
             rows(self.variance),
+            self.population,
         )
+
+    def readings(self) -> Iterator[Reading]:
+        """The features as one batch, to score or to calibrate with."""
+        prediction = Prediction(self.prediction, self.classes, self.variance)
+        yield Rows(prediction, {name: (z, self.residual[name]) for name, z in self.z.items()}, self.label)
 
     def require(self, layers: Iterable[str], reductions: Mapping[str, Reduction]) -> None:
         """Raise unless the features have these layers, reduced in this way."""
@@ -80,7 +97,14 @@ class Features:
 
     def __repr__(self) -> str:
         widths = ", ".join(f"{name!r} {z.shape[1]}-d" for name, z in self.z.items())
-        return f"Features of {len(self):,} inputs ({widths})"
+        return f"Features of {len(self):,} {'inputs' if self.population is None else 'pixels'} ({widths})"
+
+
+class Unseen(Protocol):
+    """Data to calibrate with: features, or images that are read again."""
+
+    def readings(self) -> Iterator[Reading]:
+        """Its readings, batch by batch."""
 
 
 class Extractor:
@@ -111,7 +135,7 @@ class Extractor:
         self.model, self.layers, self.task, self.output = model, dict(layers), task, output
         self.unpack, self.seed, self.progress = unpack, seed, progress
 
-    def fit(self, loader: Iterable[Any], *, held_out: float = 0.0) -> tuple[Features, Features]:
+    def fit(self, loader: Iterable[Any], *, held_out: float = 0.0) -> tuple[Features, Unseen]:
         """Fit the reductions to a loader and extract its features, some of them set apart.
 
         Args:
@@ -135,7 +159,7 @@ class Extractor:
                 f"principal components, pass {number + 1} of {passes}", count(loader), enabled=self.progress
             ) as bar:
                 for index, batch in enumerate(whole):
-                    keep = ~_chosen(batch, held_out) if held_out else None
+                    keep = ~chosen(batch, held_out) if held_out else None
                     self._read(batch, {name: _rows(fit.update, keep) for name, fit in fits.items()}, index)
                     inputs += len(batch)
                     bar.advance()
@@ -158,6 +182,16 @@ class Extractor:
     ) -> tuple[Any, dict[str, Any]]:
         """Run the network on one batch: its output, and each layer's reduced activation and residual."""
         return self._read(batch, dict(reductions), index)
+
+    def reading(self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None) -> Reading:
+        """Run the network on one batch: its predictions, and each layer's rows."""
+        assert self.task is not None
+        output, reduced = self._read(batch, dict(reductions), index)
+        return Rows(self.task.predict(output), reduced, batch.label)
+
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
+        """What to calibrate with: readings of a loader."""
+        return self.extract(loader, reductions)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         """The batches of a loader, where the model is, with progress."""
@@ -197,7 +231,7 @@ class Extractor:
                     kept[name].append(pair)
                 predictions.append(prediction)
                 labels.append(batch.label)
-                apart.append(_chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool))
+                apart.append(chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool))
                 bar.advance()
         with_labels = [label for label in labels if label is not None]
         features = Features(
@@ -225,7 +259,7 @@ def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Reader:
     return some
 
 
-def _chosen(batch: Batch, share: float) -> Tensor:
+def chosen(batch: Batch, share: float) -> Tensor:
     """A share of inputs, chosen by a hash of their content: the same in every pass, however the loader shuffles."""
     return torch.from_numpy(batch.digests() < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import marginal as marginals
 from ._precision import without_autocast
+from ._reading import Reading
 from .calibration import Calibration
 from .density import KINDS, Density
 from .inference import Posterior, infer
@@ -95,13 +96,15 @@ class Head(nn.Module):
         """Where the fitted tensors are."""
         return next(self.marginal.buffers()).device
 
-    def score(self, reduced: Mapping[str, tuple[Tensor, Tensor | None]], prediction: Tensor) -> dict[str, LayerScores]:
-        """Scores of each layer from its reduced activations and residuals."""
-        device, layers = self.device, self.layers
-        prediction = prediction.to(device)
-        return {
-            name: layers[name](z.to(device), self.marginal, prediction, rest) for name, (z, rest) in reduced.items()
-        }
+    def score(self, reading: Reading) -> dict[str, LayerScores]:
+        """Scores of each layer, in the shape of the predictions."""
+        device, marginal, scores = self.device, self.marginal, {}
+        for name, layer in self.layers.items():
+            parts = [
+                layer(z.to(device), marginal, said.to(device), residual) for z, residual, said in reading.rows(name)
+            ]
+            scores[name] = reading.shaped(LayerScores.cat(parts))
+        return scores
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""

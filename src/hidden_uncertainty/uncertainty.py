@@ -14,7 +14,7 @@ Index = int | slice | Tensor | Sequence[int] | Sequence[bool]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LayerScores:
-    """Scores of one layer, (n,) each, higher when more uncertain, in nats; None where there is none.
+    """Scores of one layer, (n,) each or (n, H, W) of pixels, higher when more uncertain, in nats; None where absent.
 
     Args:
         epistemic: Surprise at the layer's activations, -log p(z).
@@ -44,6 +44,15 @@ class LayerScores:
     def __len__(self) -> int:
         return len(self.epistemic)
 
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Put scores of several parts together; all have the same fields."""
+        return parts[0] if len(parts) == 1 else replace(parts[0], **_cat(parts))
+
+    def reshape(self, shape: Sequence[int]) -> Self:
+        """The same scores, each field of this shape."""
+        return replace(self, **_map(self, lambda value: value.reshape(*shape)))
+
     def __repr__(self) -> str:
         return "\n".join([f"LayerScores of {len(self):,} inputs", *_summary(self)])
 
@@ -55,7 +64,7 @@ class Uncertainty:
     Index it by a number, a slice, a mask or a tensor of indices, and every field follows: `u[u.surprising]`.
 
     Args:
-        prediction: What the network said, one entry an input.
+        prediction: What the network said, one entry an input, or one a pixel, (n, H, W), as all scores then are.
         epistemic: How unfamiliar the input is.
         aleatoric: How ambiguous it is; None for a method that does not tell.
         log_aleatoric: Its logarithm, which ranks inputs whose entropy underflows.
@@ -138,10 +147,12 @@ class Uncertainty:
             _check_same(i, "fields", list(_tensors(result)), list(_tensors(first)))
             for name, scores in result.layers.items():
                 _check_same(i, f"fields of layer {name!r}", list(_tensors(scores)), list(_tensors(first.layers[name])))
-        layers = {
-            name: replace(scores, **_cat([result.layers[name] for result in results]))
-            for name, scores in first.layers.items()
-        }
+            if result.prediction.shape[1:] != first.prediction.shape[1:]:
+                raise ValueError(
+                    f"maps of different sizes make no tensor: {tuple(first.prediction.shape[1:])} in the first result, "
+                    f"{tuple(result.prediction.shape[1:])} at position {i}. Score batch by batch: detector(x)."
+                )
+        layers = {name: LayerScores.cat([result.layers[name] for result in results]) for name in first.layers}
         return replace(first, layers=layers, **_cat(results))
 
     def __repr__(self) -> str:

@@ -53,8 +53,17 @@ class Categorical(Marginal):
         classes = high + 1 if classes is None else classes
         if low < 0 or high >= classes:
             raise ValueError(f"classes must lie in 0 … {classes - 1}; got {low} … {high}")
-        counts = torch.bincount(y.long(), minlength=classes)  # (C,)
-        self.log_prob = (counts.cpu().double() / len(y)).log().to(y.device, torch.float32)
+        return self.fit_counts(torch.bincount(y.long(), minlength=classes))
+
+    def fit_counts(self, counts: Tensor) -> Self:
+        """Take how often each class came, (C,), where samples are too many to hold.
+
+        Example:
+            >>> Categorical().fit_counts(torch.tensor([1, 0, 3])).log_weight.exp()
+            tensor([0.2500, 0.7500])
+        """
+        whole = counts.cpu().double()
+        self.log_prob = (whole / whole.sum()).log().to(counts.device, torch.float32)
         self.support = counts.nonzero().squeeze(1)
         self.log_weight = self.log_prob[self.support]
         return self

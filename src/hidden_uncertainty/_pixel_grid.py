@@ -1,0 +1,140 @@
+"""Maps on grids of different sizes: vectors of a latent map at chosen pixels, or at whole rows of pixels."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Size = tuple[int, int]
+
+
+class Axis(NamedTuple):
+    """Where the pixels of one axis lie between the places of another: value = low + share · (high - low)."""
+
+    low: Tensor  # (size,) place before
+    high: Tensor  # (size,) place after
+    share: Tensor  # (size,) of the place after
+
+
+def axis(places: int, pixels: int) -> Axis:
+    """Bilinear interpolation along one axis, as `torch.nn.functional.interpolate` with `align_corners=False`.
+
+    Example:
+        >>> axis(2, 4).share
+        tensor([0.0000, 0.2500, 0.7500, 0.0000], dtype=torch.float64)
+    """
+    at = ((torch.arange(pixels, dtype=torch.float64) + 0.5) * (places / pixels) - 0.5).clamp(0, places - 1)
+    low = at.long()
+    return Axis(low, (low + 1).clamp(max=places - 1), at - low)
+
+
+def nearest(label: Tensor, size: Size) -> Tensor:
+    """Labels (n, H, W) at the nearest pixels of another grid, (n, *size), as mode `"nearest-exact"`.
+
+    Example:
+        >>> nearest(torch.arange(4)[None, None], (1, 2))
+        tensor([[[1, 3]]])
+    """
+    for dim, wanted in enumerate(size, start=1):
+        if label.shape[dim] != wanted:
+            at = (torch.arange(wanted, dtype=torch.float64) + 0.5) * (label.shape[dim] / wanted)
+            label = label.index_select(dim, at.long().clamp(max=label.shape[dim] - 1).to(label.device))
+    return label
+
+
+class LatentMap:
+    """A layer's output on a batch of images, read as vectors at the pixels of another grid.
+
+    Args:
+        maps: (n, h, w, C) of any floating dtype, a copy of its own.
+        patch: k, odd: each vector holds the k x k places around, zeros beyond the edge, in the order of `unfold`.
+        size: the grid to read at.
+
+    Example:
+        >>> latent = LatentMap(torch.arange(4.0).reshape(1, 2, 2, 1), 1, (4, 4))
+        >>> latent.band(slice(0, 1), 0, 1)[:, 0]               # the first row of pixels of the first image
+        tensor([0.0000, 0.2500, 0.7500, 1.0000])
+        >>> latent.at(0, torch.tensor([5]))                    # the sixth pixel: second row, second column
+        tensor([[0.7500]])
+    """
+
+    def __init__(self, maps: Tensor, patch: int, size: Size) -> None:
+        places = maps.shape[1:3]
+        around = patch // 2
+        self.maps = pad(maps, (0, 0, around, around, around, around)) if around else maps
+        self.patch, self.size, self.aligned = patch, size, places == size
+        self.rows, self.columns = (
+            Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, _at_least_single(maps)))
+            for low, high, share in map(axis, places, size)
+        )
+
+    @property
+    def width(self) -> int:
+        """Numbers a pixel."""
+        return self.maps.shape[3] * self.patch**2
+
+    def take(self, images: Tensor) -> LatentMap:
+        """Some images of the batch, (k,)."""
+        some = copy.copy(self)
+        some.maps = self.maps[images.to(self.maps.device)]
+        return some
+
+    def at(self, image: int, pixels: Tensor) -> Tensor:
+        """Vectors at pixels (m,), counted row by row: (m, C·k²), in at least float32."""
+        pixels = pixels.to(self.maps.device)
+        y, x = pixels.div(self.size[1], rounding_mode="floor"), pixels % self.size[1]
+        down, right = self.rows.share[y, None], self.columns.share[x, None]
+        wide = self.maps.shape[2]
+        flat = self.maps[image].flatten(0, 1)  # (h·w, C)
+
+        def read(a: int, b: int) -> Tensor:
+            def corner(rows: Tensor, columns: Tensor) -> Tensor:
+                return _single(flat[(rows[y] + a) * wide + columns[x] + b])
+
+            above, below = (
+                torch.lerp(corner(rows, self.columns.low), corner(rows, self.columns.high), right)
+                for rows in (self.rows.low, self.rows.high)
+            )
+            return torch.lerp(above, below, down)
+
+        return self._stack([read(a, b) for a in range(self.patch) for b in range(self.patch)])
+
+    def band(self, images: slice, start: int, stop: int) -> Tensor:
+        """Vectors at all pixels of some rows of some images: (images·rows·W, C·k²), in at least float32."""
+        parts = []
+        for a in range(self.patch):
+            rows = self._rows(self.maps[images], start, stop, a)  # (images, rows, w, C)
+            for b in range(self.patch):
+                parts.append(self._columns(rows, b).flatten(0, 2))
+        return self._stack(parts)
+
+    def _rows(self, maps: Tensor, start: int, stop: int, shift: int) -> Tensor:
+        if self.aligned:
+            return _single(maps[:, start + shift : stop + shift])
+        low, high, share = (part[start:stop] for part in self.rows)
+        return torch.lerp(
+            _single(maps.index_select(1, low + shift)),
+            _single(maps.index_select(1, high + shift)),
+            share[:, None, None],
+        )
+
+    def _columns(self, rows: Tensor, shift: int) -> Tensor:
+        if self.aligned:
+            return rows[:, :, shift : shift + self.size[1]]
+        low, high, share = self.columns
+        return torch.lerp(rows.index_select(2, low + shift), rows.index_select(2, high + shift), share[:, None])
+
+    def _stack(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if self.patch == 1 else torch.stack(parts, dim=2).flatten(1)
+
+
+def _at_least_single(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _single(values: Tensor) -> Tensor:
+    return values.to(_at_least_single(values))
