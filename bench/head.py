@@ -94,7 +94,8 @@ class Head:
         features = detector.extract(images.split(32))
         z = features.z[LAYER]
         drawn, y = clusters(rows, z.shape[1])
-        features = dataclasses.replace(features, z={LAYER: drawn * z.std() + z.mean(0)}, prediction=y, label=None)
+        drawn = drawn * z.std() + z.mean(0)
+        features = dataclasses.replace(features, z={LAYER: drawn}, residual={LAYER: None}, prediction=y, label=None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # not converged: any parameters will do
             return detector.fit_features(features, calibration=features[:1000])
