@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench audit clean
+.PHONY: demo test lint bench bench-gpu bench-growth audit clean
 
 demo: .venv/ready
 	$(BIN)/hidden-uncertainty demo
@@ -18,6 +18,16 @@ lint: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps FrEIA==0.2
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.render
+
+# On a machine with a CUDA device, whose own python3 has torch for it: PYTHON is used as it is.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m bench.gpu
+	PYTHONPATH=src $(PYTHON) -m bench.render
+
+bench-growth: .venv/ready
+	$(BIN)/python -m bench.growth
+	$(BIN)/python -m bench.render
 
 audit: .venv/ready
 	$(BIN)/python -m pip install --quiet pip-audit

@@ -17,7 +17,7 @@ from scipy.stats import multivariate_normal
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
-from hidden_uncertainty.density import GaussianMixture, _classes
+from hidden_uncertainty.density import GaussianMixture, _classes, mixture
 from hidden_uncertainty.density._em import Covariance, Fit, Mixtures
 
 COVARIANCES: tuple[Covariance, ...] = ("full", "tied", "diag", "spherical")
@@ -88,8 +88,9 @@ def test_a_whole_fit_in_stacks_as_class_by_class(monkeypatch: pytest.MonkeyPatch
         density = GaussianMixture(4, covariance=covariance, restarts=2, max_iter=1000)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            alone = density.fit(z, y).state_dict()
             with monkeypatch.context() as patch:
+                patch.setattr(_classes, "STACK_CPU", 0)
+                alone = density.fit(z, y).state_dict()
                 patch.setattr(_classes, "_stacks", shared)
                 together = density.fit(z, y).state_dict()
         for name, value in alone.items():
@@ -117,8 +118,26 @@ def test_stacks_hold_every_class_once_beside_its_like(sizes: list[int], elements
         assert largest <= 1.25 * min(sizes[c] for c in stack) + 16
 
 
-def test_a_cpu_fits_one_class_at_a_time() -> None:
-    assert list(_classes._stacks([50, 30, 40], [5, 3, 4], torch.zeros(120, 2), leave_out=[])) == [[1], [2], [0]]
+def test_a_cpu_fits_large_classes_one_at_a_time() -> None:
+    def stacks(rows: int, dim: int) -> list[list[int]]:
+        return list(_classes._stacks([rows] * 3, [2] * 3, torch.zeros(1, dim), leave_out=[]))
+
+    assert stacks(50, 4) == [[0, 1, 2]]
+    assert stacks(50_000, 4) == stacks(50, 256) == [[0], [1], [2]]  # many rows, or large covariances
+
+
+def test_covariances_bound_a_stack_anywhere() -> None:
+    z: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(1000 * 20, 2048))
+    stacks = list(_classes._stacks([20] * 1000, [1] * 1000, z, leave_out=[]))
+    assert max(len(stack) for stack in stacks) * 2048**2 <= _classes.STACK
+
+
+def test_whitened_means_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = draw([40, 50, 60])
+    density = GaussianMixture(2, max_iter=1000)
+    whole = density.fit(z, y).bias
+    monkeypatch.setattr(mixture, "CHUNK", 1)
+    torch.testing.assert_close(density.fit(z, y).bias, whole, rtol=1e-12, atol=1e-12)
 
 
 # Small classes
@@ -323,6 +342,7 @@ def test_float64_is_used_where_float32_is_too_coarse(monkeypatch: pytest.MonkeyP
         return plain(x, *args)
 
     monkeypatch.setattr(_classes, "fit_mixtures", spy)
+    monkeypatch.setattr(_classes, "STACK_CPU", 0)  # class by class, so that the spy sees each alone
     density = GaussianMixture(2, shrinkage=None, max_iter=1000).fit(z.float(), y)
     assert density.factor.dtype == torch.float32
     assert used == [(90, torch.float32), (100, torch.float32), (120, torch.float32), (120, torch.float64)]

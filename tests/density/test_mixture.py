@@ -76,6 +76,7 @@ def test_as_one_scikit_learn_mixture_a_class(
         return torch.from_numpy(starts[x.shape[1]])[None]
 
     monkeypatch.setattr(_classes, "kmeans", spy)
+    monkeypatch.setattr(_classes, "STACK_CPU", 0)  # class by class, so that the spy sees each alone
     density = GaussianMixture(3, covariance=covariance, shrinkage=None, max_iter=1000).fit(z, y)
     test = draw(seed=1)[0] + offset
     scores = every(density, test).numpy()

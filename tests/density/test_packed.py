@@ -87,3 +87,13 @@ def test_no_rows(stack: int) -> None:
 def test_zeros_are_not_stored() -> None:
     _, rows, count, width = packed_shape(1, 50, 512)
     assert rows * count * width < 0.52 * 50 * 512 * 513
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_many_gaussians_are_the_same_in_parts(stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor, _, bias = gaussians(stack, 11, 20)
+    x = torch.randn(stack, 100, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    packed = pack(factor, bias)
+    whole = packed_squares(x, packed)
+    monkeypatch.setattr(_packed, "WIDEST", 3 * packed.shape[3])
+    torch.testing.assert_close(packed_squares(x, packed), whole, rtol=1e-12, atol=1e-12)

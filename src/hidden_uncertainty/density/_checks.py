@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ._shrinkage import Shrinkage
 
+PART = 1 << 26  # elements that are looked at together
+
 
 def check_counts(**counts: Any) -> None:
     """Raise unless every argument is a whole number of at least 1."""
@@ -70,7 +72,8 @@ def _activations(z: Tensor) -> Tensor:
 
 
 def _check_finite(name: str, values: Tensor) -> None:
-    if not bool(values.isfinite().all()):
+    # Part by part: the test makes copies, of which those of all rows may not fit beside them.
+    if not all(bool(part.isfinite().all()) for part in values.split(max(1, PART // max(1, values[0].numel())))):
         bad = int((~values.isfinite()).any(1).sum())
         raise ValueError(
             f"{bad} of {len(values)} rows of {name} hold NaN or infinity: leave them out, or find out why."

@@ -16,6 +16,8 @@ from ._linalg import CHUNK, gram, log_det, precision_factor
 from ._packed import pack, packed_squares
 from ._shrinkage import Shrinkage, Target, find_target
 
+MANY = 16  # means under one covariance, from which on distances to them are one product
+
 Covariance = Literal["full", "tied", "diag", "spherical"]
 
 
@@ -92,16 +94,21 @@ def distances(x: Tensor, factor: Tensor, bias: Tensor, covariance: Covariance) -
     if covariance == "full":
         return packed_squares(x, pack(factor, bias))
     if covariance == "tied":
-        chunks = []
-        for part in x.split(max(64, 4 * CHUNK // bias[:, 0].numel()), dim=1):
-            white = part @ factor  # (B, rows, d)
-            each = [(white - bias[:, k, None]).square().sum(-1) for k in range(bias.shape[1])]
-            chunks.append(torch.stack(each, dim=-1))
-        return torch.cat(chunks, dim=1)
+        rows = max(64, 4 * CHUNK // bias[:, 0].numel())
+        return torch.cat([_to_means(part @ factor, bias) for part in x.split(rows, dim=1)], dim=1)
     inverse = (factor if covariance == "diag" else factor[..., None].expand_as(bias)).double()
     wide, shift = x.double(), bias.double()  # three products that nearly cancel
     squares = wide.square() @ inverse.square().mT - 2 * wide @ (inverse * shift).mT + shift.square().sum(-1)[:, None]
     return squares.clamp(min=0).to(x.dtype)
+
+
+def _to_means(white: Tensor, bias: Tensor) -> Tensor:
+    """‖x - b_k‖² of whitened rows (B, n, d) to whitened means (B, k, d): (B, n, k)."""
+    if bias.shape[1] < MANY:
+        return torch.stack([(white - bias[:, k, None]).square().sum(-1) for k in range(bias.shape[1])], dim=-1)
+    wide, shift = white.double(), bias.double()  # a thousand classes are one product, which nearly cancels
+    squares = wide.square().sum(-1, keepdim=True) - 2 * wide @ shift.mT + shift.square().sum(-1)[:, None]
+    return squares.clamp(min=0).to(white.dtype)
 
 
 def component_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> Tensor:
@@ -195,6 +202,9 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: Op
         options: form and regularisation of the covariances, and when to stop.
     """
     size = present.sum(1)
+    alone = responsibility.shape[-1] == 1
+    if alone:
+        responsibility = present[..., None]
     mixtures, sound, target = maximise(x, responsibility, options)
     likelihood = torch.full_like(size, -torch.inf, dtype=torch.float64)
     iterations = torch.zeros_like(size, dtype=torch.long)
@@ -203,6 +213,8 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: Op
         joint = component_log_prob(x, mixtures, options.covariance)
         log_norm = joint.logsumexp(-1, keepdim=True)  # (B, n, 1)
         found = (log_norm[..., 0] * present).sum(1, dtype=torch.float64) / size
+        if alone:  # one Gaussian is responsible for all: another M-step would repeat the first
+            return Fit(mixtures, found, iterations + 1, torch.ones_like(converged), sound)
         responsibility = (joint - log_norm).exp_() * present[..., None]
         better, well, _ = maximise(x, responsibility, options, target)
         go_on = ~converged

@@ -27,6 +27,8 @@ def kmeans(
         max_iter: Lloyd iterations at most.
         tol: stop when centres move less than this share of the mean variance.
     """
+    if components == 1:
+        return present[..., None]
     norm = x.square().sum(-1)  # (B, n)
     centres = _plus_plus(x, norm, present, components, draws)
     mean = torch.bmm(present[:, None], x) / present.sum(1)[:, None, None]

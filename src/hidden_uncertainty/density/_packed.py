@@ -23,6 +23,7 @@ from torch import Tensor
 
 WIDTHS = (16, 32, 64)  # columns of each Gaussian in a block: multiples of 16, others cost the product a fifth
 COLUMNS = 128  # that a block's product has at least, if the widest makes them: narrower ones are slow
+WIDEST = 2048  # columns of a product of many rows on a CPU at most: with more, too few rows stay in the cache
 ROWS = (64, 1024)  # of x at a time: at least, and at most for each thread of a CPU
 CHUNK = {"cpu": 400 << 10, "other": 1 << 26}  # elements of a product at a time; a CPU thread's stay in its cache
 
@@ -56,15 +57,19 @@ def packed_shape(stack: int, gaussians: int, dim: int) -> tuple[int, int, int, i
 def packed_squares(x: Tensor, packed: Tensor) -> Tensor:
     """‖x W - b‖² of rows x (B, n, d) under the Gaussians of their own stack: (B, n, K)."""
     stack, _, gaussians, width = packed.shape
+    wide = gaussians * width > WIDEST and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if wide and x.shape[-2] > ROWS[0]:
+        return torch.cat([packed_squares(x, some) for some in packed.split(WIDEST // width, dim=2)], dim=-1)
     matrix = packed.flatten(2)  # (B, rows, K width)
     product: Callable[..., Tensor] = torch.baddbmm
     if stack == 1:  # a plain product adds the bias without spreading it out first
         x, matrix, product = x[0], matrix[0], torch.addmm
     blocks = matrix.split([rows for _, high in _blocks(x.shape[-1], width) for rows in (1, high)], dim=-2)
     squares = []
+    biases = [bias[0] if stack == 1 else bias for bias in blocks[::2]]  # a GPU adds a vector within the product
     for part in _chunks(x, stack * gaussians * width):
         total = None
-        for bias, block in zip(blocks[::2], blocks[1::2], strict=True):
+        for bias, block in zip(biases, blocks[1::2], strict=True):
             white = product(bias, part[..., : block.shape[-2]], block)
             total = white.square() if total is None else total.addcmul_(white, white)
         assert total is not None

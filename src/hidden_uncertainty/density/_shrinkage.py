@@ -18,9 +18,9 @@ class Target(NamedTuple):
 
     def shrink(self, covariance: Tensor) -> Tensor:
         """Shrink covariances (B, k, d, d)."""
-        rho, scale = self.intensity[:, None, None, None], self.scale[:, None, None, None]
-        eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-        return (1 - rho) * covariance + rho * scale * eye
+        shrunk = (1 - self.intensity[:, None, None, None]) * covariance
+        shrunk.diagonal(dim1=-2, dim2=-1).add_((self.intensity * self.scale)[:, None, None])
+        return shrunk
 
 
 def find_target(covariance: Tensor, count: Tensor, fourth: Tensor, how: Shrinkage) -> Target:

@@ -29,6 +29,7 @@ OPTIONS = (
     "dtype",
     "seed",
 )
+CHUNK = 1 << 26  # elements of factors that are held in float64 at a time
 BUFFERS = ("classes", "center", "log_weight", "mean", "factor", "log_scale", "bias")
 
 
@@ -131,7 +132,7 @@ class GaussianMixture(Density):
         log_weight, mean, factor = fit.mixtures
         self.classes, self.center, self.log_weight, self.factor = fit.classes, fit.center, log_weight, factor
         self.log_scale = log_scale(fit.mixtures, self.covariance)
-        self.bias = whiten_means(mean - fit.center.double(), factor.double(), self.covariance).to(z.dtype)
+        self.bias = self._bias(mean - fit.center.double(), factor)
         self.mean = mean.to(z.dtype)
         self._pack()
         self._warn(fit)
@@ -157,6 +158,12 @@ class GaussianMixture(Density):
             return packed_squares(x, packed.flatten(2, 3))[0].unflatten(1, packed.shape[2:4])
         factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
         return distances(x, factor, bias, self.covariance).transpose(0, 1)
+
+    def _bias(self, mean: Tensor, factor: Tensor) -> Tensor:
+        """Centred means (C, k, d) times their factors in float64, of which a thousand classes would take 34 GB."""
+        some = max(1, CHUNK // factor[0].numel())
+        parts = zip(mean.split(some), factor.split(some), strict=True)
+        return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
 
     def _pack(self) -> None:
         self.packed = None

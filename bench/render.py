@@ -1,0 +1,160 @@
+"""`python -m bench.render`: fill docs/speed.md from the files in bench/, so that no number there is typed.
+
+A page marks a place with `<!-- bench:NAME -->` and `<!-- /bench -->`; what lies between is replaced. What was not
+measured yet says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "speed.md"
+PLACE = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+SUFFIX = {"rows": "rows", "dim": "dimensions", "classes": "classes", "components": "components"}
+
+
+def fill(page: str, folder: Path) -> str:
+    """The page with every marked place filled from the files in a folder.
+
+    Example:
+        >>> fill("no place here", Path("bench"))
+        'no place here'
+    """
+
+    def text(match: re.Match[str]) -> str:
+        file, command, render = SECTIONS[match[2]]
+        path = folder / file
+        if not path.is_file():
+            return f"{match[1]}Not measured yet: `{command}` does.\n{match[3]}"
+        return f"{match[1]}{render(json.loads(path.read_text(encoding='utf-8')))}\n{match[3]}"
+
+    return PLACE.sub(text, page)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _rounds(values: list[float]) -> str:
+    """The median, and the range of the rounds."""
+    low, high = _seconds(min(values)), _seconds(max(values))
+    return f"{_seconds(median(values))} ({low} to {high})"
+
+
+def _cpu(entries: list[dict[str, Any]]) -> str:
+    """Ratios to the peer beside ours, then shares of the forward pass, then the memory of principal components."""
+    compared, others = [], []
+    for entry in entries:
+        name, threads = f"`{entry['name']}`", str(entry["threads"])
+        if "ratio" in entry:
+            theirs = entry["sklearn_seconds"] if "sklearn_seconds" in entry else entry["freia_seconds"]
+            spread = " ({:.2f} to {:.2f})".format(*entry["ratio_range"]) if "ratio_range" in entry else ""
+            cells = [f"{entry['ratio']:.2f} ×{spread}", f"{entry['ratio_to_their_best']:.2f} ×"]
+            for key, form in (("share_of_peak", "{:.0%}"), ("limit", "{:g} ×"), ("largest_relative_error", "{:.0e}")):
+                cells.append(form.format(entry[key]) if key in entry else "")
+            compared.append([name, threads, _seconds(entry["seconds"]), _seconds(theirs), *cells])
+        else:
+            spread = "" if "quartiles" not in entry else " ({:.2f} to {:.2f})".format(*entry["quartiles"])
+            limit = f"{entry['limit']:g} {entry['unit']}" if "limit" in entry else ""
+            others.append([name, threads, f"{entry['value']:.2f} {entry['unit']}{spread}", limit])
+    machine = entries[0]["machine"]
+    made = f"`make bench`, {entries[0]['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {_versions(machine)}"
+    head = ["", "threads", "ours", "theirs", "ratio (rounds)", "to their best threads", "of the peak"]
+    head += ["limit", "error"]
+    parts = [table(head, compared), table(["", "threads", "value (quartiles)", "limit"], others), made]
+    return "\n\n".join(part for part, rows in zip(parts, (compared, others, made), strict=True) if rows)
+
+
+def _versions(machine: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+
+
+def _gpu(result: dict[str, Any]) -> str:
+    """Times beside their floors, what holds the rest, and what is beside ours."""
+    measured = [entry for entry in result["entries"] if "seconds" in entry]
+    rows, beside = [], []
+    for entry in measured:
+        held = sorted(entry["holds"].items(), key=lambda item: -item[1])
+        rows.append(
+            [
+                f"`{entry['name']}`",
+                _rounds(entry["seconds_rounds"]),
+                f"{_seconds(entry['floor_seconds'])}, {entry['floor_set_by']}",
+                f"{entry['share_of_floor']:.0%}",
+                f"{entry['peak_gb']:.1f} GB" if "peak_gb" in entry else "",
+                ", ".join(f"{name} {share:.0%}" for name, share in held[:4] if share >= 0.01),
+            ]
+        )
+        for peer, found in entry.get("beside", {}).items():
+            text = found.get("note")
+            if text is None:
+                text = f"{_seconds(found['seconds'])}, {found['seconds'] / entry['seconds']:.1f} × ours"
+                if "captured" in found:
+                    text += f"; it captured {found['captured']:.4f} of the variance, ours {entry['captured']:.4f}"
+            beside.append(f"- `{entry['name']}`, {peer}: {text}")
+    ceilings, machine = result["ceilings"], result["machine"]
+    rates = (
+        f"Measured first: {ceilings['float32_gflops'] / 1e3:.1f} TFLOP/s in float32 and "
+        f"{ceilings['float64_gflops'] / 1e3:.1f} in float64 for a square product, "
+        f"{ceilings['bandwidth_gbs']:,.0f} GB/s for a copy."
+    )
+    notes = [f"- `{entry['name']}`: {entry['note']}" for entry in result["entries"] if "note" in entry]
+    notes += [f"- {note}" for note in result["notes"]]
+    head = ["", "time (rounds)", "floor, set by", "reached", "peak memory", "where the time goes"]
+    made = f"`{result['command']}`, {result['date'][:10]}, {machine['device']}, {_versions(machine)}"
+    parts = [rates, table(head, rows), "\n".join(beside + notes), f"{made}, {result['seconds']:.0f} s in all"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _growth(result: dict[str, Any]) -> str:
+    """The figure, the exponents, and what was left out."""
+    found = {(e["axis"], e["method"], e["quantity"]): e["exponent"] for e in result["exponents"]}
+    quantities = {"fit_seconds": "fit", "score_seconds": "score", "fit_mb": "memory"}
+    rows = []
+    for axis, method in dict.fromkeys((e["axis"], e["method"]) for e in result["exponents"]):
+        own = [p for p in result["points"] if (p["axis"], p["method"]) == (axis, method)]
+        cells = [f"{found[axis, method, q]:.2f}" if (axis, method, q) in found else "" for q in quantities]
+        last = own[-1]
+        times = [_seconds(last["fit_seconds"]), _seconds(last["score_seconds"]), f"{last['fit_mb']:,.0f} MB"]
+        rows.append([SUFFIX[axis], method, *cells, f"{last['value']:,}", *times])
+    notes = [
+        f"- {note['method']}{' with more ' + SUFFIX[note['axis']] if 'axis' in note else ''}: {note['note']}"
+        for note in result["notes"]
+    ]
+    head = ["grows with", "method", *(f"{name} ∝" for name in quantities.values()), "at", "fit", "score", "memory"]
+    made = f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, {_versions(result['machine'])}"
+    picture = "![Time and memory against rows, dimensions, classes and components](images/growth.png)"
+    state = [] if result["complete"] else ["This run was stopped: some points are missing."]
+    parts = [picture, table(head, rows), "\n".join(notes), *state, f"{made}, {result['seconds']:.0f} s in all"]
+    return "\n\n".join(part for part in parts if part)
+
+
+SECTIONS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+    "cpu": ("latest.json", "make bench", _cpu),
+    "gpu": ("gpu.json", "make bench-gpu", _gpu),
+    "growth": ("growth.json", "make bench-growth", _growth),
+}
+
+
+def main() -> None:
+    """Fill the page of this working tree."""
+    before = PAGE.read_text(encoding="utf-8")
+    after = fill(before, HERE)
+    if after != before:
+        PAGE.write_text(after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The page about speed shows what the committed files hold, and says what they do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def place(name: str) -> str:
+    return f"before\n<!-- bench:{name} -->\nstale\n<!-- /bench -->\nafter"
+
+
+def test_the_page_shows_the_committed_files():
+    from bench.render import SECTIONS, fill
+
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert all(f"<!-- bench:{name} -->" in page for name in SECTIONS)
+    assert fill(page, ROOT / "bench") == page, "run python -m bench.render"
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "growth"])
+def test_what_was_not_measured_says_so(name, tmp_path):
+    from bench.render import fill
+
+    page = fill(place(name), tmp_path)
+    assert "Not measured yet" in page and "stale" not in page and page.startswith("before\n")
+    assert fill(page, tmp_path) == page
+
+
+def test_times_stand_beside_floors_and_peers(tmp_path):
+    from bench.render import fill
+
+    entry = {
+        "name": "em-d100",
+        "seconds": 0.02,
+        "seconds_rounds": [0.01, 0.02, 0.03],
+        "floor_seconds": 0.005,
+        "floor_set_by": "products",
+        "share_of_floor": 0.25,
+        "peak_gb": 1.25,
+        "holds": {"products": 0.6, "copies": 0.4, "other": 0.0},
+        "beside": {"scikit-learn on the CPU": {"seconds": 2.0}, "another": {"note": "not on this machine."}},
+    }
+    result = {
+        "command": "python -m bench.gpu",
+        "date": "2026-01-02T00:00:00+00:00",
+        "machine": {"device": "a GPU", "versions": {"torch": "3"}},
+        "ceilings": {"float32_gflops": 50_000, "float64_gflops": 60_000, "bandwidth_gbs": 4321.0},
+        "entries": [entry, {"name": "pca", "note": "failed: out of memory"}],
+        **{"notes": ["a note."], "seconds": 99.0},
+    }
+    (tmp_path / "gpu.json").write_text(json.dumps(result))
+    page = fill(place("gpu"), tmp_path)
+    row = "| `em-d100` | 20 ms (10 ms to 30 ms) | 5 ms, products | 25% | 1.2 GB | products 60%, copies 40% |"
+    assert row in page and "50.0 TFLOP/s in float32 and 60.0 in float64" in page and "4,321 GB/s" in page
+    assert "scikit-learn on the CPU: 2.00 s, 100.0 × ours" in page and "another: not on this machine." in page
+    assert "- `pca`: failed: out of memory" in page and "- a note." in page and "a GPU, torch 3, 99 s in all" in page
+
+
+def test_growth_has_a_figure_exponents_and_what_was_left_out(tmp_path):
+    from bench.growth import exponents
+    from bench.render import fill
+
+    points = [
+        {
+            "axis": "rows",
+            "method": "ours",
+            "value": v,
+            "fit_seconds": 0.1 * v,
+            "score_seconds": v**0.5,
+            "fit_mb": v**2.0,
+        }
+        for v in (1, 2, 4)
+    ]
+    result = {
+        "command": "python -m bench.growth",
+        "date": "2026-01-02T00:00:00+00:00",
+        "machine": {"cpu": "a CPU", "versions": {"torch": "3"}},
+        **{"points": points, "exponents": exponents(points), "complete": True, "seconds": 60.0},
+        "notes": [{"method": "peer", "note": "not measured."}, {"method": "ours", "axis": "dim", "note": "left out."}],
+    }
+    (tmp_path / "growth.json").write_text(json.dumps(result))
+    page = fill(place("growth"), tmp_path)
+    assert "| rows | ours | 1.00 | 0.50 | 2.00 | 4 | 400 ms | 2.00 s | 16 MB |" in page and "images/growth.png" in page
+    assert "- peer: not measured." in page and "- ours with more dimensions: left out." in page
+    (tmp_path / "growth.json").write_text(json.dumps({**result, "complete": False}))
+    assert "some points are missing" in fill(place("growth"), tmp_path)
