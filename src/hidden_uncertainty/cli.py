@@ -70,11 +70,11 @@ def reproduce(
         str,
         typer.Argument(
             help="Which study: digits, compare-digits, toy-regression, uci, table-1-fcnet, table-1-resnet, "
-            "layer-depth, regularisation."
+            "layer-depth, regularisation, segmentation, depth-estimation."
         ),
     ],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; a study has its own number.")] = None,
     data: Root = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
 ) -> None:
@@ -89,7 +89,7 @@ def compare(
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for compare-digits.json and its picture.")] = Path(
         "results"
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions, five if not said.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
 ) -> None:
     """Compare methods on digits: how well each detects and what it costs; about two minutes."""
@@ -139,7 +139,7 @@ def data_verify(name: Name, root: Root = None) -> None:
         raise typer.Exit(1)
 
 
-def _run(name: str, out: Path, seeds: int, quick: bool) -> Path:
+def _run(name: str, out: Path, seeds: int | None, quick: bool) -> Path:
     """Run a study and write what it found."""
     from .studies import load
 
@@ -150,10 +150,11 @@ def _run(name: str, out: Path, seeds: int, quick: bool) -> Path:
         study = load(name)
     except ValueError as error:
         _stop(str(error))
-    options = f" --seeds {seeds}" * (seeds != 5) + " --quick" * quick
+    asked = {} if seeds is None else {"seeds": range(seeds)}
+    options = f" --seeds {seeds}" * (seeds is not None) + " --quick" * quick
     try:
-        path = study(seeds=range(seeds), quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
-    except FileNotFoundError as error:
+        path = study(**asked, quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
+    except (FileNotFoundError, ImportError) as error:
         _stop(str(error))
     except OSError as error:
         _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")

@@ -189,6 +189,17 @@ def test_goes_back_where_the_likelihood_is_no_number(monkeypatch: pytest.MonkeyP
         small(learning_rate=1e38).fit(z, y)
 
 
+@pytest.mark.parametrize(("gain", "epochs"), [(0.01, 4), (0.0, 12)])
+def test_small_gains_prolong_training_where_any_growth_counts(gain: float, epochs: int) -> None:
+    """At a rate so low that the likelihood grows in every epoch, but hardly."""
+    z, y = rotating(200, seed=0)
+    u, c = z.mT.contiguous(), y[None]
+    flow = Couplings(2, 1, blocks=2)
+    flow.reset(torch.Generator().manual_seed(0))
+    trained = train(flow, Sample(u, c), Sample(u, c), Schedule(0.01, None, 1e-5, 0.0, 12, 4, 0, gain))
+    assert trained.epochs == epochs and trained.stopped == (gain > 0)
+
+
 def test_says_when_it_did_not_converge() -> None:
     z, y = rotating(200, seed=0)
     with pytest.warns(UserWarning, match=r"did not converge in max_epochs=3: .* Raise max_epochs or learning_rate"):
@@ -234,6 +245,7 @@ def test_support_of_another_shape(fitted: ConditionalFlow) -> None:
         ({"patience": 0}, "patience must be"),
         ({"hidden": (0,)}, "hidden must be widths"),
         ({"noise": 0.0}, "noise must be above zero"),
+        ({"gain": -0.1}, "gain must be zero or more"),
         ({"learning_rate": -1.0}, "learning_rate must be above zero"),
         ({"holdout": 1.0}, "holdout must be a share"),
         ({"dtype": "float16"}, "dtype must be"),

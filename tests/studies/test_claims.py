@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from hidden_uncertainty.studies import claims
+from hidden_uncertainty.studies import _claims_base, _claims_images, claims
 
 ROOT = Path(__file__).parents[2]
 
 
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> claims.Results:
+def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> _claims_base.Results:
     (folder / f"{name}.json").write_text(json.dumps({"rows": rows}))
-    return claims.Results(folder)
+    return _claims_base.Results(folder)
 
 
 def test_the_committed_page_is_that_of_the_committed_results() -> None:
@@ -29,7 +29,7 @@ def test_a_verdict_follows_the_numbers(tmp_path: Path, deep: float, holds: bool)
         for train, shift, deepest in (("MNIST", "rotation", "layer-10"), ("SVHN", "noise", "layer-34"))
         for method, mean in (("layer-1", 0.9), (deepest, deep))
     ]
-    assert [finding.holds for finding in claims._quicker(write(tmp_path, "layer-depth", rows))] == [holds] * 2
+    assert [finding.holds for finding in _claims_images._quicker(write(tmp_path, "layer-depth", rows))] == [holds] * 2
 
 
 def test_only_the_default_reading_counts_and_a_row_must_be_there_once(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_only_the_default_reading_counts_and_a_row_must_be_there_once(tmp_path: 
         for mean, name in ((0.5, "other"), (1, "default"))
     ]
     results = write(tmp_path, "digits", [row, *mixture])
-    (finding,) = claims._sufficient(results)
+    (finding,) = _claims_images._sufficient(results)
     assert finding.holds and "1.000" in finding.numbers
     with pytest.raises(ValueError, match=r"expected one row of 'digits'.*found 0"):
         results.mean("digits", method="flow", metric="accuracy")

@@ -14,7 +14,6 @@ from ._coupling import Couplings
 FULL_BATCH = 1024  # rows up to which a step takes all of them
 STEPS = 3000  # at most, where the number of epochs is not said
 IDLE_STEPS, IDLE_EPOCHS = 200, 5  # without progress, likewise
-PROGRESS = 0.01  # nats a dimension: gains that are smaller within the patience do not prolong it
 DRAWS = 256  # of noise on held-out rows at least
 RETREATS = 5
 
@@ -29,6 +28,7 @@ class Schedule(NamedTuple):
     max_epochs: int | None
     patience: int | None
     seed: int
+    gain: float = 0.01
 
 
 class Sample(NamedTuple):
@@ -62,7 +62,7 @@ def train(
     patience = schedule.patience or max(IDLE_EPOCHS, math.ceil(IDLE_STEPS / steps))
     seen = _blurred(held_out, math.ceil(DRAWS / held_out.u.shape[1]), schedule.noise, random)
 
-    gain = PROGRESS * len(fitted.u)
+    gain = schedule.gain * len(fitted.u)
     best = mark = -math.inf  # the highest likelihood, and the one at which there last was progress
     at = epoch = retreats = 0
     rate = schedule.learning_rate

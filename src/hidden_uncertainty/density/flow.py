@@ -31,6 +31,7 @@ OPTIONS = (
     "weight_decay",
     "max_epochs",
     "patience",
+    "gain",
     "holdout",
     "dtype",
     "seed",
@@ -52,7 +53,7 @@ class ConditionalFlow(Density):
 
     The paper's settings are the form `"glow"` with 4 blocks, trained on all rows at once, for its curve, and
     `ConditionalFlow(form="realnvp", blocks=3, batch_size=128, patience=20,
-    learning_rate=1e-6, weight_decay=1e-5)` for depth.
+    gain=0.0, learning_rate=1e-6, weight_decay=1e-5)` for depth.
 
     Args:
         form: `"glow"`, where a block couples both halves of u in turn, scale and shift from one perceptron, and a
@@ -66,8 +67,9 @@ class ConditionalFlow(Density):
         learning_rate: of Adam.
         weight_decay: of Adam, apart from its gradients (AdamW).
         max_epochs: passes over the rows at most; None allows 3,000 steps.
-        patience: epochs after which training ends when the likelihood of held-out rows has not grown by 0.01 nats a
-            dimension; None waits for 200 steps, and for 5 epochs at least.
+        patience: epochs after which training ends when the likelihood of held-out rows has not grown by `gain`; None
+            waits for 200 steps, and for 5 epochs at least.
+        gain: nats a dimension that count as growth; 0 counts any, which a low rate needs.
         holdout: share of the rows that are held out.
         dtype: `"float32"` or `"float64"`; None follows the features.
         seed: decides which rows are held out, the permutations, the first weights, the noise and the batches.
@@ -97,6 +99,7 @@ class ConditionalFlow(Density):
         weight_decay: float = 0.3,
         max_epochs: int | None = None,
         patience: int | None = None,
+        gain: float = 0.01,
         holdout: float = 0.1,
         dtype: Literal["float32", "float64"] | None = None,
         seed: int = 0,
@@ -117,13 +120,15 @@ class ConditionalFlow(Density):
                 "learning_rate must be above zero and weight_decay zero or more, "
                 f"not {learning_rate} and {weight_decay}."
             )
+        if not gain >= 0:
+            raise ValueError(f"gain must be zero or more, not {gain}.")
         if not 0 < holdout < 1:
             raise ValueError(f"holdout must be a share between 0 and 1, not {holdout}.")
         self.form, self.blocks = form, blocks
         self.hidden, self.condition_hidden = list(hidden), list(condition_hidden)
         self.noise, self.batch_size, self.learning_rate = noise, batch_size, learning_rate
         self.weight_decay, self.max_epochs, self.patience = weight_decay, max_epochs, patience
-        self.holdout, self.dtype, self.seed = holdout, dtype, seed
+        self.gain, self.holdout, self.dtype, self.seed = gain, holdout, dtype, seed
         self.directions = Directions()
         self.flow: Couplings | None = None
         for name in ("classes", "y_center", "y_deviation"):

@@ -16,6 +16,8 @@ NAMES = (
     "table-1-resnet",
     "layer-depth",
     "regularisation",
+    "segmentation",
+    "depth-estimation",
 )
 
 

@@ -39,14 +39,15 @@ def matrix_peak(device: torch.device, dtype: torch.dtype = torch.bfloat16, size:
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(10):
-        _wait(device)
+        wait(device)
         start = time.perf_counter()
         left @ right
-        _wait(device)
+        wait(device)
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

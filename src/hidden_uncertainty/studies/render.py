@@ -170,6 +170,18 @@ def _regularisation(result: Result) -> str:
     return render(result)
 
 
+def _segmentation(result: Result) -> str:
+    from ._segmentation_table import render
+
+    return render(result)
+
+
+def _depth_estimation(result: Result) -> str:
+    from ._depth_table import render
+
+    return render(result)
+
+
 def _spread(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ± {row['std']:.3f}"
 
@@ -183,6 +195,8 @@ RENDERERS: dict[str, Callable[[Result], str]] = {
     "table-1-resnet": _table_1,
     "layer-depth": _layer_depth,
     "regularisation": _regularisation,
+    "segmentation": _segmentation,
+    "depth-estimation": _depth_estimation,
 }
 
 
