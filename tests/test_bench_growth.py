@@ -76,10 +76,10 @@ def test_points_that_would_take_too_long_are_left_out(seconds, value, expected):
 def test_memory_is_that_of_the_fit_and_not_of_the_data():
     from bench.growth_point import measure
 
-    size = {"rows": 20_000, "dim": 64, "classes": 2, "components": 1}
+    size = {"rows": 200_000, "dim": 64, "classes": 2, "components": 1}
     mb = measure("ours, one Gaussian", size, 0.0)["fit_mb"]
     rows = 4e-6 * size["rows"] * size["dim"]
-    assert 0.8 * rows < mb < 6 * rows  # a sorted copy at least
+    assert 0.8 * rows < mb < 6 * rows  # a sorted copy at least; libraries that are loaded meanwhile are small beside it
 
 
 def test_a_peer_that_is_not_there_is_an_answer(monkeypatch):
