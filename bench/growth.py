@@ -22,11 +22,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from hidden_uncertainty.plots import dress
+
 from . import record
 from .growth_point import METHODS, RIDGE, STEPS, work
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE.parent / "docs" / "images" / "growth.png"
+COLOURS = ("#1F5FA8", "#D55E00", "#009E73", "#7A7A7A")  # told apart by those who are blind to some
 Point = dict[str, Any]
 Axes = dict[str, dict[str, Any]]
 
@@ -79,9 +82,9 @@ def exponents(points: list[Point]) -> list[Point]:
 
 
 def figure(result: dict[str, Any]) -> Figure:
-    """Time and memory along every axis, with the exponents in the legends."""
+    """Time and memory along every axis, an exponent at the end of each curve."""
     axes = list(result["axes"])
-    picture = Figure(figsize=(4.2 * len(axes), 9.5), layout="constrained")
+    picture = Figure(figsize=(4.2 * len(axes), 9.5), layout="constrained", facecolor="white")
     panels = picture.subplots(len(QUANTITIES), len(axes), squeeze=False)
     slopes = {(e["axis"], e["method"], e["quantity"]): e["exponent"] for e in result["exponents"]}
     for column, axis in enumerate(axes):
@@ -92,15 +95,25 @@ def figure(result: dict[str, Any]) -> Figure:
                 curve = [(p["value"], p[quantity]) for p in own if p[quantity] > 0]
                 if curve:
                     slope = slopes.get((axis, method, quantity))
-                    name = method if slope is None else f"{method}: ∝ {axis}^{slope:.2f}"
-                    panel.loglog(*zip(*curve, strict=True), "o-", ms=4, color=f"C{colour}", label=name)
+                    panel.loglog(*zip(*curve, strict=True), "o-", ms=4, color=COLOURS[colour], label=method)
+                    if slope is not None:
+                        panel.annotate(
+                            f"{slope:.2f}",
+                            curve[-1],
+                            (6, 0),
+                            textcoords="offset points",
+                            color=COLOURS[colour],
+                            va="center",
+                        )
             panel.set(xlabel=axis, ylabel=label)
+            panel.margins(x=0.14)
+            dress(panel)
             panel.xaxis.set_major_formatter("{x:,.0f}")
             panel.xaxis.set_minor_formatter(NullFormatter())
-            panel.grid(alpha=0.3)
-            if panel.lines:
-                panel.legend(fontsize=8)
-        panels[0, column].set_title(fixed, fontsize=10)
+        panels[0, column].set_title(fixed, fontsize=11)
+    handles = {line.get_label(): line for panel in panels.flat for line in panel.lines}
+    if handles:
+        picture.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles), frameon=False)
     return picture
 
 
@@ -194,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
         record.write(result, out)  # type: ignore[arg-type]
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        figure(result).savefig(picture, dpi=80)
+        figure(result).savefig(picture, dpi=110)
     return 0
 
 
