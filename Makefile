@@ -17,8 +17,7 @@ lint: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps FrEIA==0.2
-	$(BIN)/python -m bench
-	$(BIN)/python -m bench.render
+	$(BIN)/python -m bench; slower=$$?; $(BIN)/python -m bench.render; exit $$slower
 
 # On a machine with a CUDA device, whose own python3 has torch for it: PYTHON is used as it is.
 bench-gpu:

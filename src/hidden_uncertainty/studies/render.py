@@ -154,6 +154,7 @@ def _table_1(result: Result) -> str:
                 ["reading of what the paper leaves open", "cells that agree", "of those it changes, these do not"],
                 agreement,
             ),
+            _times(result["settings"]),
         ]
     )
 
@@ -180,6 +181,17 @@ def _depth_estimation(result: Result) -> str:
     from ._depth_table import render
 
     return render(result)
+
+
+def _times(settings: Mapping[str, Any]) -> str:
+    """Where the seconds went, and how much of the device training made use of, where that was measured."""
+    text = "Seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in settings["seconds"].items()) + "."
+    shares = dict(settings.get("share of the matrix peak while training", {}))
+    if not shares:
+        return text
+    peak, _ = shares.pop("peak in TFLOP/s"), shares.pop("GFLOP a step")
+    each = ", ".join(f"{share:.1%} on {train}" for train, share in shares.items())
+    return f"{text} Training reached {each} of the rate of a large matrix product in bfloat16, {peak:.0f} TFLOP/s."
 
 
 def _spread(row: Mapping[str, Any]) -> str:
