@@ -19,6 +19,7 @@ from .reduce import Reduction
 from .uncertainty import LayerScores
 
 ROWS = 4096  # scored at a time at most, which bounds the memory of every density
+ROWS_ON_GPU = 1 << 16  # which small pieces would leave idle
 CELLS = 1 << 22  # rows times support points at a time
 
 
@@ -61,7 +62,7 @@ class LayerHead(nn.Module):
         """p(y | z) over the marginal's support, with the support and the predictions, some rows at a time."""
         with torch.no_grad(), without_autocast(z.device):
             points = marginal.nodes(prediction[:1]).log_weight.shape[-1]
-            size = min(ROWS, max(1, CELLS // points))
+            size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // points))
             for rows, said in zip(z.split(size), prediction.split(size), strict=True):
                 nodes = marginal.nodes(said)
                 yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -169,18 +170,18 @@ def test_goes_back_where_the_likelihood_is_no_number(monkeypatch: pytest.MonkeyP
     """Once, and it goes on at half the rate from the best weights; again and again, and it says so."""
     z, y = rotating(100, seed=0)
     rates = []
-    adam, likelihood = _train._adam, _train.log_likelihood
+    step, likelihood = _train._Step, _train.log_likelihood
 
-    def recorded(flow: Couplings, rate: float, decay: float) -> torch.optim.Optimizer:
+    def noted(flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: torch.Generator) -> Any:
         rates.append(rate)
-        return adam(flow, rate, decay)
+        return step(flow, fitted, schedule, rate, random)
 
     def spoilt(flow: Couplings, sample: Sample) -> Tensor:
         if len(rates) == 1 and not torch.is_grad_enabled() and flow.steps()[0].coupling.bias.any():
             return sample.u[0] * math.nan
         return likelihood(flow, sample)
 
-    monkeypatch.setattr(_train, "_adam", recorded)
+    monkeypatch.setattr(_train, "_Step", noted)
     monkeypatch.setattr(_train, "log_likelihood", spoilt)
     density = small(learning_rate=0.01).fit(z, y)
     assert rates == [0.01, 0.005]
@@ -254,3 +255,15 @@ def test_support_of_another_shape(fitted: ConditionalFlow) -> None:
 def test_options_that_make_no_sense(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ConditionalFlow(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("batch_size", [None, 32])  # of 270 rows: all, or eight steps and what is left over
+def test_a_recorded_step_is_the_step(batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = (t.cuda() for t in rotating(300, seed=0))
+    recorded = small(batch_size=batch_size, max_epochs=20).fit(z, y)
+    monkeypatch.setattr(_train._Step, "__call__", _train._Step._learn)
+    plain = small(batch_size=batch_size, max_epochs=20).fit(z, y)
+    scores = [density.log_prob(z, y[:, None, None]) for density in (recorded, plain)]
+    torch.testing.assert_close(*scores, rtol=0, atol=0.01)
+    assert float((scores[0].cpu()[:, 0] - rotating_log_prob(z.cpu(), y.cpu())).mean()) > -1.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hidden_uncertainty.density import _packed
-from hidden_uncertainty.density._packed import pack, packed_shape, packed_squares
+from hidden_uncertainty.density._packed import pack, packed_shape, packed_squares, shared_squares, shifts
 
 
 @pytest.fixture
@@ -97,3 +97,30 @@ def test_many_gaussians_are_the_same_in_parts(stack: int, monkeypatch: pytest.Mo
     whole = packed_squares(x, packed)
     monkeypatch.setattr(_packed, "WIDEST", 3 * packed.shape[3])
     torch.testing.assert_close(packed_squares(x, packed), whole, rtol=1e-12, atol=1e-12)
+
+
+def sharing(factors: int, sharers: int, dim: int, rows: int = 9) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, packed factors and shifts of Gaussians that share factors, and their distances one by one."""
+    factor, mean, _ = gaussians(1, factors, dim)
+    random = torch.Generator().manual_seed(2)
+    means = mean[0, :, None] + torch.randn(factors, sharers, dim, generator=random, dtype=torch.float64)
+    x = torch.randn(rows, dim, generator=random, dtype=torch.float64)
+    expected = ((x[:, None, None] - means)[..., None, :] @ factor[0, :, None]).square().sum((-1, -2))
+    bias = means @ factor[0]
+    packed = pack(factor, bias[None, :, 0])[0]
+    return x, packed, shifts(bias, packed.shape[2]), expected
+
+
+@given(factors=st.integers(1, 9), sharers=st.integers(1, 4), dim=st.integers(1, 70))
+@settings(max_examples=40, deadline=None)
+def test_gaussians_that_share_a_factor(factors: int, sharers: int, dim: int) -> None:
+    x, packed, shift, expected = sharing(factors, sharers, dim)
+    torch.testing.assert_close(shared_squares(x, packed, shift), expected, rtol=1e-10, atol=0)
+
+
+def test_sharing_in_parts_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, packed, shift, expected = sharing(11, 3, 20, rows=100)
+    monkeypatch.setattr(_packed, "WIDEST", 3 * packed.shape[2])
+    monkeypatch.setitem(_packed.CHUNK, "cpu", 1)
+    torch.testing.assert_close(shared_squares(x, packed, shift), expected, rtol=1e-10, atol=0)
+    assert shared_squares(x[:0], packed, shift).shape == (0, 11, 3)

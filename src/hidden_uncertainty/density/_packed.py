@@ -11,6 +11,9 @@ side by side, of only those rows that are not zero:
 A block is then one wide product, the half that is zero is neither stored nor multiplied, and a single x reads all
 factors from memory once, in order. All blocks have one width (the first is filled up with zeros), so that their squares
 add up before they are summed. Measured in bench/.
+
+Gaussians that share a factor share the product x W too: the first one's bias is packed with it, and from there it is a
+shift to each of the others.
 """
 
 from __future__ import annotations
@@ -57,8 +60,7 @@ def packed_shape(stack: int, gaussians: int, dim: int) -> tuple[int, int, int, i
 def packed_squares(x: Tensor, packed: Tensor) -> Tensor:
     """‖x W - b‖² of rows x (B, n, d) under the Gaussians of their own stack: (B, n, K)."""
     stack, _, gaussians, width = packed.shape
-    wide = gaussians * width > WIDEST and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if wide and x.shape[-2] > ROWS[0]:
+    if _too_wide(x, gaussians * width):
         return torch.cat([packed_squares(x, some) for some in packed.split(WIDEST // width, dim=2)], dim=-1)
     matrix = packed.flatten(2)  # (B, rows, K width)
     product: Callable[..., Tensor] = torch.baddbmm
@@ -76,6 +78,49 @@ def packed_squares(x: Tensor, packed: Tensor) -> Tensor:
         squares.append(total.unflatten(-1, (gaussians, width)).sum(-1))
     result = squares[0] if len(squares) == 1 else torch.cat(squares, dim=-2)
     return result if stack > 1 else result[None]
+
+
+def shifts(bias: Tensor, width: int) -> Tensor:
+    """From the first of k biases (C, k, d) that share a factor to the others, in blocks: (blocks, k - 1, C, width)."""
+    blocks = _blocks(bias.shape[2], width)
+    away = (bias[:, :1] - bias[:, 1:]).transpose(0, 1)
+    found = away.new_zeros(len(blocks), *away.shape[:2], width)
+    for block, (low, high) in zip(found, blocks, strict=True):
+        block[..., low - high :] = away[..., low:high]
+    return found
+
+
+def shared_squares(x: Tensor, packed: Tensor, shift: Tensor) -> Tensor:
+    """‖x W - b‖² of rows x (n, d) under C times k Gaussians, of which k share a factor: (n, C, k).
+
+    Args:
+        x: rows.
+        packed: of the first Gaussian of each factor, (rows, C, width).
+        shift: to the others, from `shifts`.
+    """
+    _, factors, width = packed.shape
+    if _too_wide(x, factors * width):
+        some = WIDEST // width
+        parts = zip(packed.split(some, dim=1), shift.split(some, dim=2), strict=True)
+        return torch.cat([shared_squares(x, *part) for part in parts], dim=1)
+    blocks = packed.flatten(1).split([rows for _, high in _blocks(x.shape[1], width) for rows in (1, high)])
+    squares = []
+    for part in _chunks(x, factors * width * (1 + shift.shape[1])):
+        totals = [part.new_zeros(len(part), factors * width) for _ in range(1 + shift.shape[1])]
+        for bias, block, moves in zip(blocks[::2], blocks[1::2], shift.flatten(2), strict=True):
+            white = torch.addmm(bias[0], part[:, : len(block)], block)
+            totals[0].addcmul_(white, white)
+            for total, move in zip(totals[1:], moves, strict=True):
+                moved = white + move
+                total.addcmul_(moved, moved)
+        squares.append(torch.stack([total.unflatten(1, (factors, width)).sum(-1) for total in totals], dim=-1))
+    return squares[0] if len(squares) == 1 else torch.cat(squares)
+
+
+def _too_wide(x: Tensor, columns: int) -> bool:
+    """Whether a product has too many columns for a cache; a traced graph has one for all."""
+    on_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return on_cpu and columns > WIDEST and x.shape[-2] > ROWS[0]
 
 
 @cache

@@ -16,6 +16,7 @@ STEPS = 3000  # at most, where the number of epochs is not said
 IDLE_STEPS, IDLE_EPOCHS = 200, 5  # without progress, likewise
 DRAWS = 256  # of noise on held-out rows at least
 RETREATS = 5
+WARM_UP = 3  # steps before one is recorded, as torch asks for
 
 
 class Schedule(NamedTuple):
@@ -66,7 +67,8 @@ def train(
     best = mark = -math.inf  # the highest likelihood, and the one at which there last was progress
     at = epoch = retreats = 0
     rate = schedule.learning_rate
-    optimiser, kept = _adam(flow, rate, schedule.weight_decay), _weights(flow)
+    kept = _weights(flow)
+    step = _Step(flow, fitted, schedule, rate, random)
     with task("flow", total=max_epochs, enabled=progress) as bar:
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
@@ -84,14 +86,11 @@ def train(
                     )
                 _restore(flow, kept)
                 rate /= 2
-                optimiser = _adam(flow, rate, schedule.weight_decay)
+                step = _Step(flow, fitted, schedule, rate, random)
             if epoch - at >= patience or epoch == max_epochs:
                 break
             for columns in _batches(n, size, random):
-                x = _blurred(Sample(fitted.u[:, columns], fitted.condition[:, columns]), 1, schedule.noise, random)
-                optimiser.zero_grad()
-                (-log_likelihood(flow, x).mean()).backward()
-                optimiser.step()
+                step(columns)
             bar.advance(likelihood=likelihood)
     _restore(flow, kept)
     return Trained(epoch, max_epochs, epoch - at >= patience, best)
@@ -101,6 +100,75 @@ def log_likelihood(flow: Couplings, sample: Sample) -> Tensor:
     """log p(u | c) of each column, (n,)."""
     base, log_scale = flow(*sample)
     return log_scale - 0.5 * base.square().sum(0) - 0.5 * len(base) * math.log(2 * math.pi)
+
+
+class _Step:
+    """One step on some columns; on a GPU, whose kernels take less time than asking for them, recorded and replayed.
+
+    Args:
+        flow: trained in place.
+        fitted: all columns.
+        schedule: how.
+        rate: of learning.
+        random: of the noise.
+    """
+
+    def __init__(
+        self, flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: torch.Generator
+    ) -> None:
+        self.flow, self.fitted, self.noise, self.random = flow, fitted, schedule.noise, random
+        device = fitted.u.device.type
+        self.optimiser = torch.optim.AdamW(
+            flow.parameters(),
+            lr=rate,
+            weight_decay=schedule.weight_decay,
+            fused=device in ("cpu", "cuda"),
+            capturable=device == "cuda",
+        )
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.columns: Tensor | None = None
+
+    def __call__(self, columns: Tensor | slice) -> None:
+        """Learn from these columns."""
+        if isinstance(columns, slice) and self.fitted.u.is_cuda:
+            columns = torch.arange(self.fitted.u.shape[1], device=self.fitted.u.device)
+        if isinstance(columns, slice) or not columns.is_cuda:
+            self._learn(columns)
+            return
+        if self.graph is None:
+            self._record(columns)
+        assert self.graph is not None and self.columns is not None
+        if len(columns) == len(self.columns):
+            self.columns.copy_(columns)
+            self.graph.replay()
+        else:  # what was left over for the last step of an epoch
+            self._learn(columns)
+
+    def _learn(self, columns: Tensor | slice) -> None:
+        some = Sample(self.fitted.u[:, columns], self.fitted.condition[:, columns])
+        self.optimiser.zero_grad()
+        (-log_likelihood(self.flow, _blurred(some, 1, self.noise, self.random)).mean()).backward()
+        self.optimiser.step()
+
+    def _record(self, columns: Tensor) -> None:
+        """Record a step; the steps that this takes leave no trace."""
+        before, state = _weights(self.flow), self.random.get_state()
+        self.columns = columns.clone()
+        stream = torch.cuda.Stream(columns.device)
+        stream.wait_stream(torch.cuda.current_stream(columns.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._learn(self.columns)
+        torch.cuda.current_stream(columns.device).wait_stream(stream)
+        self.random.set_state(state)
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.random)
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self._learn(self.columns)
+        _restore(self.flow, before)
+        for values in self.optimiser.state.values():
+            for value in values.values():
+                value.zero_()
 
 
 def _blurred(sample: Sample, times: int, noise: float, random: torch.Generator) -> Sample:
@@ -113,11 +181,6 @@ def _batches(n: int, size: int, random: torch.Generator) -> list[Tensor | slice]
     if size >= n:
         return [slice(None)]
     return list(torch.randperm(n, generator=random, device=random.device).split(size))
-
-
-def _adam(flow: Couplings, rate: float, decay: float) -> torch.optim.Optimizer:
-    fused = next(flow.parameters()).device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(flow.parameters(), lr=rate, weight_decay=decay, fused=fused)
 
 
 def _weights(flow: Couplings) -> list[Tensor]:

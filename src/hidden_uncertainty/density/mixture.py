@@ -11,9 +11,9 @@ from torch import Tensor
 from .._precision import full_precision
 from ._checks import check_classes, check_counts, check_covariance, check_dtype
 from ._classes import ClassFit, fit_classes
-from ._em import Covariance, Options, distances, factor_shape, log_scale, whiten_means
+from ._em import MANY, Covariance, Options, distances, factor_shape, log_scale, whiten_means
 from ._linalg import saturate
-from ._packed import pack, packed_squares
+from ._packed import pack, packed_squares, shared_squares, shifts
 from ._shrinkage import Shrinkage
 from .base import Density
 
@@ -75,7 +75,8 @@ class GaussianMixture(Density):
     factor: Tensor  # W with Σ⁻¹ = W Wᵀ: (C, k, d, d), (C, d, d), (C, k, d) or (C, k)
     log_scale: Tensor  # (C, k)
     bias: Tensor  # (μ - center) W, (C, k, d)
-    packed: Tensor | None  # full factors and biases as `log_prob` reads them, (1, rows, C, k, width); not saved
+    packed: Tensor | None  # factors and biases as `log_prob` reads them: (1, rows, C, k or 1, width); not saved
+    shift: Tensor | None  # from a class's first bias to the others that share its factor, in blocks; not saved
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class GaussianMixture(Density):
         self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
         for name in BUFFERS:
             self.register_buffer(name, None)
-        self.register_buffer("packed", None, persistent=False)
+        for name in ("packed", "shift"):
+            self.register_buffer(name, None, persistent=False)
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
         """Fit a mixture to the rows of z (n, d) of each class in y (n,).
@@ -155,6 +157,8 @@ class GaussianMixture(Density):
         """Squared Mahalanobis distances of x (1, n, d) to the components of some classes: (n, m, k)."""
         if self.packed is not None:
             packed = self.packed if rows is None else self.packed[:, :, rows]
+            if self.shift is not None:
+                return shared_squares(x[0], packed[0, :, :, 0], self.shift if rows is None else self.shift[:, :, rows])
             return packed_squares(x, packed.flatten(2, 3))[0].unflatten(1, packed.shape[2:4])
         factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
         return distances(x, factor, bias, self.covariance).transpose(0, 1)
@@ -166,10 +170,15 @@ class GaussianMixture(Density):
         return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
 
     def _pack(self) -> None:
-        self.packed = None
-        if self.covariance == "full" and self.factor is not None:
-            packed = pack(self.factor.flatten(0, 1)[None], self.bias.flatten(0, 1)[None])
-            self.packed = packed.unflatten(2, self.bias.shape[:2])
+        self.packed = self.shift = None
+        shared = self.covariance == "tied"
+        if self.factor is None or not (shared or self.covariance == "full") or (shared and self.components >= MANY):
+            return
+        bias = self.bias[:, :1] if shared else self.bias
+        packed = pack(self.factor.view(1, -1, *self.factor.shape[-2:]), bias.flatten(0, 1)[None])
+        self.packed = packed.unflatten(2, bias.shape[:2])
+        if shared and self.bias.shape[1] > 1:
+            self.shift = shifts(self.bias, packed.shape[3])
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
