@@ -193,6 +193,13 @@ def test_a_step_in_bfloat16_reaches_every_weight() -> None:
         assert other.isfinite().all() and not torch.equal(one, other)
 
 
+def test_every_weight_begins_where_tensor_cores_can_read_it() -> None:
+    lane = ModuleLane(residual(1.0), ModuleLane.channels_last(blobs(side=8, channels=3)), RECIPE)
+    places = {name: view.storage_offset() for name, view in lane._views(lane.flat)}
+    assert any(lane.shapes[name].numel() % 64 for name in places)  # or there would be nothing to see
+    assert all(place % 64 == 0 for place in places.values())
+
+
 def test_two_of_one_weight_and_seed_are_refused() -> None:
     with pytest.raises(ValueError, match="or a weight of its own"):
         train_many([Group("toy", [build(0.1), build(0.1)], blobs())], device="cpu")

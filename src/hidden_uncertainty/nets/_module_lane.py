@@ -15,6 +15,7 @@ from ._lane import Data, Lane, Recipe, scores
 from ._watch import CRITERIA, Criterion
 
 _HELD_ROWS = 4096  # validated at a time
+_ALIGNED = 64  # elements: a weight that begins elsewhere is multiplied without tensor cores, ten times as slowly
 _PRODUCTS = (
     nn.Conv2d,
     nn.ConvTranspose2d,
@@ -126,7 +127,9 @@ class ModuleLane(Lane):
     def _views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Weights by name, where they lie in the flat tensor."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
-        for (name, shape), part in zip(self.shapes.items(), flat.split(sizes), strict=True):
+        places = [size + -size % _ALIGNED for size in sizes]
+        for (name, shape), size, place in zip(self.shapes.items(), sizes, flat.split(places), strict=True):
+            part = place[:size]
             if len(shape) == 4:
                 out, before, height, width = shape
                 yield name, part.view(out, height, width, before).permute(0, 3, 1, 2)
@@ -135,8 +138,9 @@ class ModuleLane(Lane):
 
 
 def _flatten(weight: Tensor) -> Tensor:
-    """Flat, colours beside each other."""
-    return (weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight).reshape(-1)
+    """Flat, colours beside each other, filled up with zeros to where the next may begin."""
+    flat = (weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight).reshape(-1)
+    return F.pad(flat, (0, -len(flat) % _ALIGNED)) if len(flat) % _ALIGNED else flat
 
 
 class _Dropout(nn.Module):

@@ -84,7 +84,7 @@ def draw_maps(maps: Mapping[str, Tensor]) -> Figure:
     """
     count, height, width = next(iter(maps.values())).shape
     figure = Figure(
-        figsize=(2.1 * len(maps), 2.1 * height / width * count + 0.45 * count), layout="constrained", facecolor="white"
+        figsize=(2.1 * len(maps), (2.1 * height / width + 0.45) * count + 0.3), layout="constrained", facecolor="white"
     )
     lines = figure.subplots(count, len(maps), squeeze=False)
     for i, line in enumerate(lines):

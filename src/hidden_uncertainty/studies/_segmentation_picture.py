@@ -26,7 +26,7 @@ TITLES = {
 }
 FIRST = 0.02  # recall: before it precision is that of a few pixels
 TAIL = 0.01  # share of pixels beyond the colours at either end
-TRUTH = ListedColormap(["#F2F2F2", "#C2185B", "#9E9E9E"])  # known, to be found, ignored
+TRUTH = ListedColormap(["#F2F2F2", "#000000", "#B5B5B5"])  # known, to be found, ignored: in colours of no class
 
 
 def draw_curves(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
