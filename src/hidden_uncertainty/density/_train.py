@@ -130,14 +130,11 @@ class _Step:
 
     def __call__(self, columns: Tensor | slice) -> None:
         """Learn from these columns."""
-        if isinstance(columns, slice) and self.fitted.u.is_cuda:
-            columns = torch.arange(self.fitted.u.shape[1], device=self.fitted.u.device)
         if isinstance(columns, slice) or not columns.is_cuda:
             self._learn(columns)
             return
-        if self.graph is None:
-            self._record(columns)
-        assert self.graph is not None and self.columns is not None
+        if self.graph is None or self.columns is None:
+            self.graph, self.columns = self._record(columns)
         if len(columns) == len(self.columns):
             self.columns.copy_(columns)
             self.graph.replay()
@@ -150,25 +147,25 @@ class _Step:
         (-log_likelihood(self.flow, _blurred(some, 1, self.noise, self.random)).mean()).backward()
         self.optimiser.step()
 
-    def _record(self, columns: Tensor) -> None:
-        """Record a step; the steps that this takes leave no trace."""
-        before, state = _weights(self.flow), self.random.get_state()
-        self.columns = columns.clone()
+    def _record(self, columns: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """A step, and where it finds its columns; the steps that recording takes leave no trace."""
+        before, state, columns = _weights(self.flow), self.random.get_state(), columns.clone()
         stream = torch.cuda.Stream(columns.device)
         stream.wait_stream(torch.cuda.current_stream(columns.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self._learn(self.columns)
+                self._learn(columns)
         torch.cuda.current_stream(columns.device).wait_stream(stream)
         self.random.set_state(state)
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.random)
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self._learn(self.columns)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.random)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._learn(columns)
         _restore(self.flow, before)
         for values in self.optimiser.state.values():
             for value in values.values():
                 value.zero_()
+        return graph, columns
 
 
 def _blurred(sample: Sample, times: int, noise: float, random: torch.Generator) -> Sample:
@@ -178,8 +175,8 @@ def _blurred(sample: Sample, times: int, noise: float, random: torch.Generator) 
 
 
 def _batches(n: int, size: int, random: torch.Generator) -> list[Tensor | slice]:
-    if size >= n:
-        return [slice(None)]
+    if size >= n:  # a view on a CPU; what is recorded on a GPU reads its columns by number
+        return [torch.arange(n, device=random.device) if random.device.type == "cuda" else slice(None)]
     return list(torch.randperm(n, generator=random, device=random.device).split(size))
 
 
