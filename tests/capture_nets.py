@@ -1,0 +1,74 @@
+"""Small networks whose layers are read, and whether a network is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HOOKS = [key for key in vars(nn.Module()) if key.endswith(("_hooks", "_with_kwargs", "_always_called"))]
+
+
+def snapshot(model: nn.Module) -> list[Any]:
+    state: list[Any] = []
+    for name, module in model.named_modules():
+        state.append((name, module.training, [list(getattr(module, key).items()) for key in HOOKS]))
+        state.append((sorted(vars(module)), id(vars(module).get("_compiled_call_impl"))))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        grad = None if tensor.grad is None else tensor.grad.numpy(force=True).tobytes()
+        content = tensor.detach().clone().view(torch.uint8) if tensor.ndim else tensor.item()
+        content = content.numpy(force=True).tobytes() if isinstance(content, Tensor) else content
+        state.append((name, id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad, grad, content))
+    return state
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    before, modes = snapshot(model), (torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
+    yield
+    assert snapshot(model) == before
+    assert (torch.is_grad_enabled(), torch.is_autocast_cache_enabled()) == modes
+
+
+class Net(nn.Module):
+    """Batch norm, dropout and an in-place activation, all in training mode; a frozen weight, one with a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(4 * 36, 3)
+        self.stem[0].weight.requires_grad_(False)
+        self.head.weight.grad = torch.ones_like(self.head.weight)
+        self.before: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        self.before()
+        return self.head(self.drop(h).flatten(1))
+
+
+def images(n: int = 2) -> Tensor:
+    return torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n))
+
+
+class Chain(nn.Sequential):
+    """With a forward of its own: the compiler leaves torch's own containers alone when they are compiled in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def mlp() -> Chain:
+    torch.manual_seed(0)
+    return Chain(nn.Linear(4, 8), nn.ReLU(inplace=True), Chain(nn.Linear(8, 6), nn.ReLU()), nn.Linear(6, 2))
+
+
+def vectors(n: int = 3) -> Tensor:
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
