@@ -20,6 +20,24 @@ class Axis(NamedTuple):
     share: Tensor  # (size,) of the place after
 
 
+class Lattice(NamedTuple):
+    """Nodes that vectors are known at, and where the pixels of a grid lie between them."""
+
+    nodes: Tensor  # (n, h, w, d)
+    rows: Axis
+    columns: Axis
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.nodes.device
+
+    def to(self, device: torch.device) -> Lattice:
+        """The same on another device."""
+        rows, columns = (Axis(*(part.to(device) for part in axis)) for axis in self[1:])
+        return Lattice(self.nodes.to(device), rows, columns)
+
+
 def axis(places: int, pixels: int) -> Axis:
     """Bilinear interpolation along one axis, as `torch.nn.functional.interpolate` with `align_corners=False`.
 
@@ -76,6 +94,14 @@ class LatentMap:
     def width(self) -> int:
         """Numbers a pixel."""
         return self.maps.shape[3] * self.patch**2
+
+    @property
+    def lattice(self) -> Lattice | None:
+        """The map itself and where the pixels lie in it; None where that is nothing simpler than their vectors."""
+        places = self.maps.shape[1] * self.maps.shape[2]
+        if self.patch > 1 or 2 * places > self.size[0] * self.size[1]:
+            return None
+        return Lattice(self.maps, self.rows, self.columns)
 
     def take(self, images: Tensor) -> LatentMap:
         """Some images of the batch, (k,)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ._pixel_grid import LatentMap
+from ._pixel_grid import LatentMap, Lattice
 from ._reading import Row
 from .extract import Condition
 from .pixels import Pixels
@@ -64,6 +64,15 @@ class Grid:
                 stop = min(start + lines, height)
                 z, residual = reduction(latent.band(some, start, stop))
                 yield Row(z, residual, self.prediction.value[some, start:stop].flatten())
+
+    def lattice(self, layer: str) -> Lattice | None:
+        """The places that all pixels of all images lie between; None where z is not linear in what is there."""
+        latent, reduction = self.latents[layer], self.reductions[layer]
+        nodes = latent.lattice
+        if nodes is None:
+            return None
+        _, residual = reduction(nodes.nodes[:1, 0, 0])  # where nothing is dropped, z is what the layer gave
+        return nodes if residual is None else None
 
     def shaped(self, scores: LayerScores) -> LayerScores:
         """The scores as maps (n, H, W)."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from ._pixel_grid import Lattice
 from .tasks import Prediction
 from .uncertainty import LayerScores
 
@@ -34,6 +35,9 @@ class Reading(Protocol):
     def rows(self, layer: str) -> Iterator[Row]:
         """All rows of a layer, some at a time."""
 
+    def lattice(self, layer: str) -> Lattice | None:
+        """What all rows of a layer are interpolated from; None where they are not, or where z is no linear map."""
+
     def shaped(self, scores: LayerScores) -> LayerScores:
         """Scores of all rows, in the shape of the predictions."""
 
@@ -58,6 +62,10 @@ class Rows:
     def rows(self, layer: str) -> Iterator[Row]:
         """All rows at once."""
         yield Row(*self.reduced[layer], self.prediction.value)
+
+    def lattice(self, layer: str) -> Lattice | None:
+        """Rows are not interpolated."""
+        return None
 
     def shaped(self, scores: LayerScores) -> LayerScores:
         """The scores as they are."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import marginal as marginals
+from ._pixel_grid import Lattice
 from ._precision import without_autocast
 from ._reading import Reading
 from .calibration import Calibration
@@ -44,8 +45,17 @@ class LayerHead(nn.Module):
         self.reduction, self.density = reduction, density
         self.calibration, self.conformal = calibration, conformal
 
-    def forward(self, z: Tensor, marginal: Marginal, prediction: Tensor, residual: Tensor | None = None) -> LayerScores:
-        """Scores of reduced activations z (n, d), by Bayes over the marginal's support (paper, eq. 5 and 6)."""
+    def forward(
+        self, z: Tensor | Lattice, marginal: Marginal, prediction: Tensor, residual: Tensor | None = None
+    ) -> LayerScores:
+        """Scores of reduced activations z, by Bayes over the marginal's support (paper, eq. 5 and 6).
+
+        Args:
+            z: (n, d), or a lattice that n pixels lie between, for a density that `interpolates`.
+            marginal: p(ŷ).
+            prediction: (n,), or (n, q).
+            residual: (n,), which is passed on.
+        """
         parts = [
             (posterior.log_evidence, posterior.entropy, posterior.log_entropy, _expected_error(posterior, nodes, said))
             for posterior, nodes, said in self.posteriors(z, marginal, prediction)
@@ -57,12 +67,20 @@ class LayerHead(nn.Module):
         return LayerScores(epistemic, entropy, log_entropy, residual, p_value, error)
 
     def posteriors(
-        self, z: Tensor, marginal: Marginal, prediction: Tensor
+        self, z: Tensor | Lattice, marginal: Marginal, prediction: Tensor
     ) -> Iterator[tuple[Posterior, Nodes, Tensor]]:
         """p(y | z) over the marginal's support, with the support and the predictions, some rows at a time."""
         with torch.no_grad(), without_autocast(z.device):
-            points = marginal.nodes(prediction[:1]).log_weight.shape[-1]
-            size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // points))
+            given = marginal.nodes(prediction[:1])
+            if isinstance(z, Lattice):
+                start = 0
+                for log_prob in self.density.log_prob_between(z, given.points):
+                    said = prediction[start : start + len(log_prob)]
+                    start += len(said)
+                    nodes = marginal.nodes(said)
+                    yield infer(log_prob, *nodes[1:]), nodes, said
+                return
+            size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // given.log_weight.shape[-1]))
             for rows, said in zip(z.split(size), prediction.split(size), strict=True):
                 nodes = marginal.nodes(said)
                 yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said
@@ -101,9 +119,13 @@ class Head(nn.Module):
         """Scores of each layer, in the shape of the predictions."""
         device, marginal, scores = self.device, self.marginal, {}
         for name, layer in self.layers.items():
-            parts = [
-                layer(z.to(device), marginal, said.to(device), residual) for z, residual, said in reading.rows(name)
-            ]
+            lattice = reading.lattice(name) if layer.density.interpolates else None
+            if lattice is not None:
+                parts = [layer(lattice.to(device), marginal, reading.prediction.value.flatten().to(device))]
+            else:
+                parts = [
+                    layer(z.to(device), marginal, said.to(device), residual) for z, residual, said in reading.rows(name)
+                ]
             scores[name] = reading.shaped(LayerScores.cat(parts))
         return scores
 

@@ -60,7 +60,7 @@ def packed_shape(stack: int, gaussians: int, dim: int) -> tuple[int, int, int, i
 def packed_squares(x: Tensor, packed: Tensor) -> Tensor:
     """‖x W - b‖² of rows x (B, n, d) under the Gaussians of their own stack: (B, n, K)."""
     stack, _, gaussians, width = packed.shape
-    if _too_wide(x, gaussians * width):
+    if too_wide(x, gaussians * width):
         return torch.cat([packed_squares(x, some) for some in packed.split(WIDEST // width, dim=2)], dim=-1)
     matrix = packed.flatten(2)  # (B, rows, K width)
     product: Callable[..., Tensor] = torch.baddbmm
@@ -99,16 +99,16 @@ def shared_squares(x: Tensor, packed: Tensor, shift: Tensor) -> Tensor:
         shift: to the others, from `shifts`.
     """
     _, factors, width = packed.shape
-    if _too_wide(x, factors * width):
+    if too_wide(x, factors * width):
         some = WIDEST // width
         parts = zip(packed.split(some, dim=1), shift.split(some, dim=2), strict=True)
         return torch.cat([shared_squares(x, *part) for part in parts], dim=1)
-    blocks = packed.flatten(1).split([rows for _, high in _blocks(x.shape[1], width) for rows in (1, high)])
+    blocks = split_blocks(packed.flatten(1), x.shape[1], width)
     squares = []
     for part in _chunks(x, factors * width * (1 + shift.shape[1])):
         totals = [part.new_zeros(len(part), factors * width) for _ in range(1 + shift.shape[1])]
-        for bias, block, moves in zip(blocks[::2], blocks[1::2], shift.flatten(2), strict=True):
-            white = torch.addmm(bias[0], part[:, : len(block)], block)
+        for (bias, block), moves in zip(blocks, shift.flatten(2), strict=True):
+            white = torch.addmm(bias, part[:, : len(block)], block)
             totals[0].addcmul_(white, white)
             for total, move in zip(totals[1:], moves, strict=True):
                 moved = white + move
@@ -117,7 +117,13 @@ def shared_squares(x: Tensor, packed: Tensor, shift: Tensor) -> Tensor:
     return squares[0] if len(squares) == 1 else torch.cat(squares)
 
 
-def _too_wide(x: Tensor, columns: int) -> bool:
+def split_blocks(matrix: Tensor, dim: int, width: int) -> list[tuple[Tensor, Tensor]]:
+    """The bias (columns,) and the rows of W of each block of a packed matrix (rows, columns)."""
+    parts = matrix.split([rows for _, high in _blocks(dim, width) for rows in (1, high)])
+    return [(bias[0], block) for bias, block in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def too_wide(x: Tensor, columns: int) -> bool:
     """Whether a product has too many columns for a cache; a traced graph has one for all."""
     on_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
     return on_cpu and columns > WIDEST and x.shape[-2] > ROWS[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, Self
 
 from torch import Tensor, nn
+
+from .._pixel_grid import Lattice
 
 
 class Density(nn.Module, ABC):
@@ -22,6 +25,15 @@ class Density(nn.Module, ABC):
     @abstractmethod
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) in nats for z (n, d), one column a support point y: (n, m)."""
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether `log_prob_between` is there, and cheaper than `log_prob` of all interpolated vectors."""
+        return False
+
+    def log_prob_between(self, lattice: Lattice, support: Tensor) -> Iterator[Tensor]:
+        """log p(z | y) at all pixels of a lattice, image by image and row by row, some at a time: (pixels, m)."""
+        raise NotImplementedError(f"{type(self).__name__} scores vectors only: interpolate them, and call log_prob.")
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
+from .._pixel_grid import Lattice
 from .._precision import full_precision
 from ._checks import check_classes, check_counts, check_covariance, check_dtype
 from ._classes import ClassFit, fit_classes
 from ._em import MANY, Covariance, Options, distances, factor_shape, log_scale, whiten_means
+from ._lattice import Squares, between, node_squares
 from ._linalg import saturate
 from ._packed import pack, packed_squares, shared_squares, shifts
 from ._shrinkage import Shrinkage
@@ -77,6 +81,7 @@ class GaussianMixture(Density):
     bias: Tensor  # (μ - center) W, (C, k, d)
     packed: Tensor | None  # factors and biases as `log_prob` reads them: (1, rows, C, k or 1, width); not saved
     shift: Tensor | None  # from a class's first bias to the others that share its factor, in blocks; not saved
+    spread: Tensor | None  # the largest norm of a class's factors and biases; not saved
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class GaussianMixture(Density):
         self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
         for name in BUFFERS:
             self.register_buffer(name, None)
-        for name in ("packed", "shift"):
+        for name in ("packed", "shift", "spread"):
             self.register_buffer(name, None, persistent=False)
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
@@ -142,24 +147,67 @@ class GaussianMixture(Density):
 
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
-        if self.mean is None:
-            raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
-        if z.dim() != 2 or z.shape[1] != self.mean.shape[-1]:
-            raise ValueError(f"expected z of shape (n, {self.mean.shape[-1]}), as fitted, not {tuple(z.shape)}.")
+        self._check(z, "n")
         x = (saturate(z, self.mean.dtype) - self.center)[None]
-        rows = None if support is self.classes or torch.equal(support, self.classes) else self._rows(support)
+        rows = self._rows(support)
         with full_precision(x.device):
             squares = self._squares(x, rows).clamp(max=torch.finfo(x.dtype).max / 8)  # (n, m, k)
         scale = self.log_scale if rows is None else self.log_scale[rows]
         return torch.sub(scale, squares, alpha=0.5).logsumexp(-1)
 
+    @property
+    def interpolates(self) -> bool:
+        """Whether covariances are full or tied, where float64 is at hand to interpolate their squares in."""
+        return self.packed is not None and self.packed.dtype.itemsize >= 4 and self.packed.device.type != "mps"
+
+    def log_prob_between(self, lattice: Lattice, support: Tensor) -> Iterator[Tensor]:
+        """log p(z | y) at all pixels of a lattice, image by image and row by row, some at a time: (pixels, m).
+
+        Up to rounding (see `_lattice`), what `log_prob` gives of bilinearly interpolated vectors. Nodes whose squares
+        would come near the end of the dtype are pulled back along their rays, so that scores are finite there too.
+        """
+        self._check(lattice.nodes, "n, h, w")
+        rows = self._rows(support)
+        packed, shift = self._packed(rows)
+        scale = (self.log_scale if rows is None else self.log_scale[rows]).mT  # (k, m)
+        assert self.spread is not None
+        farthest = torch.finfo(packed.dtype).max ** 0.5 / 16 / lattice.nodes.shape[-1] ** 0.5 / self.spread
+        squares = partial(self._node_squares, packed, shift, farthest)
+        for found in between(lattice, squares, scale.numel()):
+            log_probs = torch.sub(scale, found.to(scale.dtype), alpha=0.5)  # (pixels, k, m)
+            best = log_probs.amax(1)
+            if len(scale) > 1:
+                # A CPU takes ten times as long for exponentials that underflow; e⁻⁸⁰ beside 1 is nothing either.
+                best += (log_probs - best[:, None]).clamp_(min=-80).exp_().sum(1).log_()
+            yield best
+
+    def _node_squares(self, packed: Tensor, shift: Tensor | None, farthest: Tensor, z: Tensor) -> Squares:
+        x = saturate(z, packed.dtype) - self.center
+        x = x * (farthest / x.abs().amax(-1, keepdim=True)).clamp(max=1)
+        with full_precision(x.device):
+            return node_squares(x, packed, shift)
+
+    def _check(self, z: Tensor, shape: str) -> None:
+        if self.mean is None:
+            raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
+        dim = self.mean.shape[-1]
+        if z.dim() != 2 + shape.count(",") or z.shape[-1] != dim:
+            raise ValueError(f"expected z of shape ({shape}, {dim}), as fitted, not {tuple(z.shape)}.")
+
+    def _packed(self, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What is packed of some classes, (rows, m, k or 1, width), and the shifts, where Gaussians share factors."""
+        assert self.packed is not None
+        if rows is None:
+            return self.packed[0], self.shift
+        return self.packed[0][:, rows], None if self.shift is None else self.shift[:, :, rows]
+
     def _squares(self, x: Tensor, rows: Tensor | None) -> Tensor:
         """Squared Mahalanobis distances of x (1, n, d) to the components of some classes: (n, m, k)."""
         if self.packed is not None:
-            packed = self.packed if rows is None else self.packed[:, :, rows]
-            if self.shift is not None:
-                return shared_squares(x[0], packed[0, :, :, 0], self.shift if rows is None else self.shift[:, :, rows])
-            return packed_squares(x, packed.flatten(2, 3))[0].unflatten(1, packed.shape[2:4])
+            packed, shift = self._packed(rows)
+            if shift is not None:
+                return shared_squares(x[0], packed[:, :, 0], shift)
+            return packed_squares(x, packed.flatten(1, 2)[None])[0].unflatten(1, packed.shape[1:3])
         factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
         return distances(x, factor, bias, self.covariance).transpose(0, 1)
 
@@ -170,7 +218,7 @@ class GaussianMixture(Density):
         return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
 
     def _pack(self) -> None:
-        self.packed = self.shift = None
+        self.packed = self.shift = self.spread = None
         shared = self.covariance == "tied"
         if self.factor is None or not (shared or self.covariance == "full") or (shared and self.components >= MANY):
             return
@@ -179,12 +227,18 @@ class GaussianMixture(Density):
         self.packed = packed.unflatten(2, bias.shape[:2])
         if shared and self.bias.shape[1] > 1:
             self.shift = shifts(self.bias, packed.shape[3])
+        # Class by class, as copies in float64 go: squares of float32 might overflow.
+        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.packed.unbind(2)]
+        self.spread = torch.stack(norms).max().to(packed.dtype)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._pack()
 
-    def _rows(self, support: Tensor) -> Tensor:
+    def _rows(self, support: Tensor) -> Tensor | None:
+        """Which classes a support names; None for all, in their order."""
+        if support is self.classes or torch.equal(support, self.classes):
+            return None
         match = support[:, None] == self.classes
         if not bool(match.any(1).all()):
             missing = support[~match.any(1)].tolist()
