@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,26 @@ def test_a_class_stops_when_it_would_alone() -> None:
         assert torch.equal(together[b].argmax(-1), assign(rows, 6, draws(6, stack=4)[b : b + 1]))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_of_clusters_follow_rows_that_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Mock(side_effect=_kmeans._nearest)
+    monkeypatch.setattr(_kmeans, "_nearest", steps)
+    x = torch.rand(2, 2000, 8, generator=torch.Generator().manual_seed(seed))
+    present = torch.ones(2, 2000)
+    present[1, 1500:] = 0
+    member = kmeans(x, present, 6, draws(6, seed, stack=2), tol=0).double()
+    assert steps.call_count > 20
+    mean = torch.bmm(member.mT, x.double()) / member.sum(1)[..., None]
+    distance = torch.cdist(x.double(), mean)  # each row is where it belongs, by means that are computed afresh
+    assert torch.all(((distance * member).sum(2) - distance.amin(2)) * present < 1e-5)
+
+
+def test_a_row_halfway_joins_the_first_centre(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([[-1.0], [0.0], [1.0], [7.0], [9.0]], dtype=torch.float64)
+    monkeypatch.setattr(_kmeans, "_plus_plus", lambda *_: torch.tensor([[[8.0], [1.0], [-1.0]]], dtype=torch.float64))
+    assert assign(x, 3, draws(3)).tolist() == [2, 1, 1, 0, 0]
+
+
 def test_empty_clusters_are_given_the_farthest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [9.0]], dtype=torch.float64)
     start = torch.tensor([[[0.0], [100.0], [200.0]]], dtype=torch.float64)
@@ -95,7 +117,7 @@ def test_empty_clusters_are_given_the_farthest_rows(monkeypatch: pytest.MonkeyPa
     label = assign(x, 3, draws(3))
     assert label[0] == label[1] == label[2]
     assert len(label.unique()) == 3
-    distance, size = x.square()[None], torch.tensor([[5, 0, 0]])
+    distance, size = x.square().mT[None], torch.tensor([[5, 0, 0]])
     filled = _kmeans._fill_empty(x[None], torch.tensor([[1.0, 1, 1, 1, 0]]), distance, size, start)
     assert filled[0, :, 0].tolist() == [0, 5, pytest.approx(0.2)]  # the last row is padding
 
@@ -114,6 +136,12 @@ def test_fewer_distinct_points_than_clusters(distinct: int, seed: int) -> None:
 def test_as_many_rows_as_clusters() -> None:
     x = clustered(8)
     assert sorted(assign(x, 8, draws(8)).tolist()) == list(range(8))
+
+
+def test_each_row_joins_one_cluster_even_where_distances_overflow() -> None:
+    x = clustered().float()
+    x[::2] *= 1e30
+    assign(x, 4, draws(4))
 
 
 def test_the_draws_alone_decide() -> None:

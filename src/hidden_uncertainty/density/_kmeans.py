@@ -1,4 +1,9 @@
-"""Where a mixture starts: greedy k-means++ and Lloyd's iterations, for a stack of classes at once."""
+"""Where a mixture starts: greedy k-means++ and Lloyd's iterations, for a stack of classes at once.
+
+Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows. After the first
+iterations few rows change their cluster, so that sums of clusters take in these alone. There are tens of such steps;
+what they add in rounding is far below the shift at which the iteration stops.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +36,35 @@ def kmeans(
         return present[..., None]
     norm = x.square().sum(-1)  # (B, n)
     centres = _plus_plus(x, norm, present, components, draws)
-    mean = torch.bmm(present[:, None], x) / present.sum(1)[:, None, None]
-    variance = torch.bmm(present[:, None], (x - mean).square()).sum((1, 2)) / present.sum(1) / x.shape[-1]  # (B,)
-    done = torch.zeros_like(variance, dtype=torch.bool)
-    for _ in range(max_iter):
-        member = _nearest(x, present, centres)
+    count = present.sum(1)  # (B,)
+    mean = torch.bmm(present[:, None], x) / count[:, None, None]
+    limit = tol * (_distances(x, norm, mean)[:, 0] * present).sum(1) / count / x.shape[-1]  # (B,)
+    done = torch.zeros_like(limit, dtype=torch.bool)
+    member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)
+    total = torch.zeros_like(centres)
+    for _ in range(max_iter + 1):  # the last one only assigns
+        near = _nearest(x, present, centres)
+        rows = (near - member).amax((0, 1)).nonzero()[:, 0]  # that change in any class of the stack
+        if len(rows) == 0:
+            break
+        joined = near.index_select(2, rows)
+        joined *= joined.cumsum(1) <= 1  # of equally near centres the first; such rows always are among the changed
+        change = joined - member.index_select(2, rows)
+        member.index_copy_(2, rows, joined)
+        if bool(done.all()):
+            break
+        if 4 * len(rows) > x.shape[1]:
+            total = torch.bmm(member, x)
+        else:
+            total.baddbmm_(change, x.index_select(1, rows))
         size = member.sum(2)  # (B, k)
-        moved = torch.bmm(member, x) / size.clamp(min=1)[..., None]
+        moved = total / size.clamp(min=1)[..., None]
         if bool((size == 0).any()):
             moved = _fill_empty(x, present, _distances(x, norm, centres), size, moved)
         shift = (moved - centres).square().sum((1, 2))
         centres = torch.where(done[:, None, None], centres, moved)  # the others of a stack may need longer
-        done |= shift <= tol * variance
-        if bool(done.all()):
-            break
-    return _nearest(x, present, centres).mT.contiguous()
+        done |= shift <= limit
+    return member.mT.contiguous()
 
 
 def _plus_plus(x: Tensor, norm: Tensor, present: Tensor, components: int, draws: Tensor) -> Tensor:
@@ -53,14 +72,14 @@ def _plus_plus(x: Tensor, norm: Tensor, present: Tensor, components: int, draws:
     stack = torch.arange(x.shape[0], device=x.device)
     first = _draw(present, draws[:, 0, :1])[:, 0]
     centres = [x[stack, first]]
-    closest = _distances(x, norm, centres[0][:, None])[..., 0] * present  # (B, n)
+    closest = _distances(x, norm, centres[0][:, None])[:, 0] * present  # (B, n)
     for step in range(1, components):
         picks = _draw(torch.where(closest.sum(1, keepdim=True) > 0, closest, present), draws[:, step])  # (B, t)
         tried = x[stack[:, None], picks]  # (B, t, d)
-        lowered = torch.minimum(_distances(x, norm, tried), closest[..., None]) * present[..., None]  # (B, n, t)
-        best = lowered.sum(1).argmin(-1)
+        lowered = torch.minimum(_distances(x, norm, tried), closest[:, None]) * present[:, None]  # (B, t, n)
+        best = lowered.sum(2).argmin(-1)
         centres.append(tried[stack, best])
-        closest = lowered[stack, :, best]
+        closest = lowered[stack, best]
     return torch.stack(centres, dim=1)  # (B, k, d)
 
 
@@ -72,23 +91,23 @@ def _draw(weight: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _distances(x: Tensor, norm: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances (B, n, k) between rows (B, n, d), of squared norms (B, n), and centres (B, k, d)."""
-    rest = torch.baddbmm(centres.square().sum(-1)[:, None], x, centres.mT, alpha=-2)
-    return rest.add_(norm[..., None]).clamp_(min=0)
+    """Squared distances (B, k, n) between rows (B, n, d), of squared norms (B, n), and centres (B, k, d)."""
+    rest = torch.baddbmm(centres.square().sum(-1, keepdim=True), centres, x.mT, alpha=-2)
+    return rest.add_(norm[:, None]).clamp_(min=0)
 
 
 def _nearest(x: Tensor, present: Tensor, centres: Tensor) -> Tensor:
-    """The centre nearest to each row, one-hot (B, k, n). ‖x‖² is the same for all of them and left out."""
-    half = 0.5 * centres.square().sum(-1)[:, None]
-    nearest = torch.baddbmm(half, x, centres.mT, alpha=-1).argmin(-1)  # (B, n)
-    member = x.new_zeros(*centres.shape[:2], x.shape[1])
-    return member.scatter_(1, nearest[:, None], present[:, None])
+    """1 where no centre is nearer to a row, 0 elsewhere (B, k, n). ‖x‖² is the same for all of them and left out."""
+    half = 0.5 * centres.square().sum(-1, keepdim=True)
+    rest = torch.baddbmm(half, centres, x.mT, alpha=-1)
+    farther = rest.gt_(rest.amin(1, keepdim=True))  # false where distances overflow: such a row is near to all
+    return farther.lt_(present[:, None])
 
 
 def _fill_empty(x: Tensor, present: Tensor, distance: Tensor, size: Tensor, centres: Tensor) -> Tensor:
     """Move each centre that lost all its rows to one of the rows farthest from their own centre."""
     centres = centres.clone()
-    far = (distance.amin(-1) * present).argsort(dim=1, descending=True)
+    far = (distance.amin(1) * present).argsort(dim=1, descending=True)
     for b, k in (size == 0).nonzero().tolist():
         rank = int((size[b, :k] == 0).sum())
         centres[b, k] = x[b, far[b, rank]]
