@@ -28,13 +28,20 @@ def fill(page: str, folder: Path) -> str:
     """
 
     def text(match: re.Match[str]) -> str:
-        file, command, render = SECTIONS[match[2]]
+        file, history, command, render = SECTIONS[match[2]]
         path = folder / file
         if not path.is_file():
             return f"{match[1]}Not measured yet: `{command}` does.\n{match[3]}"
-        return f"{match[1]}{render(json.loads(path.read_text(encoding='utf-8')))}\n{match[3]}"
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return f"{match[1]}{render(result, _before(folder / history))}\n{match[3]}"
 
     return PLACE.sub(text, page)
+
+
+def _before(history: Path) -> dict[str, Any]:
+    """The numbers of the last run but one, by name; none where there was no such run."""
+    lines = history.read_text(encoding="utf-8").splitlines() if history.is_file() else []
+    return json.loads(lines[-2])["numbers"] if len(lines) > 1 else {}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -53,27 +60,31 @@ def _rounds(values: list[float]) -> str:
     return f"{_seconds(median(values))} ({low} to {high})"
 
 
-def _cpu(entries: list[dict[str, Any]]) -> str:
+def _cpu(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
     """Ratios to the peer beside ours, then shares of the forward pass, then the memory of principal components."""
     compared, others = [], []
     for entry in entries:
         name, threads = f"`{entry['name']}`", str(entry["threads"])
+        earlier = before.get(f"{entry['name']}/{threads}")
         if "ratio" in entry:
             theirs = entry["sklearn_seconds"] if "sklearn_seconds" in entry else entry["freia_seconds"]
             spread = " ({:.2f} to {:.2f})".format(*entry["ratio_range"]) if "ratio_range" in entry else ""
-            cells = [f"{entry['ratio']:.2f} ×{spread}", f"{entry['ratio_to_their_best']:.2f} ×"]
+            cells = [f"{entry['ratio']:.2f} ×{spread}", "" if earlier is None else f"{earlier:.2f} ×"]
+            cells.append(f"{entry['ratio_to_their_best']:.2f} ×")
             for key, form in (("share_of_peak", "{:.0%}"), ("limit", "{:g} ×"), ("largest_relative_error", "{:.0e}")):
                 cells.append(form.format(entry[key]) if key in entry else "")
             compared.append([name, threads, _seconds(entry["seconds"]), _seconds(theirs), *cells])
         else:
             spread = "" if "quartiles" not in entry else " ({:.2f} to {:.2f})".format(*entry["quartiles"])
             limit = f"{entry['limit']:g} {entry['unit']}" if "limit" in entry else ""
-            others.append([name, threads, f"{entry['value']:.2f} {entry['unit']}{spread}", limit])
+            value = f"{entry['value']:.2f} {entry['unit']}{spread}"
+            others.append([name, threads, value, "" if earlier is None else f"{earlier:.2f} {entry['unit']}", limit])
     machine = entries[0]["machine"]
     made = f"`make bench`, {entries[0]['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {_versions(machine)}"
-    head = ["", "threads", "ours", "theirs", "ratio (rounds)", "to their best threads", "of the peak"]
+    head = ["", "threads", "ours", "theirs", "ratio (rounds)", "run before", "to their best threads", "of the peak"]
     head += ["limit", "error"]
-    parts = [table(head, compared), table(["", "threads", "value (quartiles)", "limit"], others), made]
+    below = ["", "threads", "value (quartiles)", "run before", "limit"]
+    parts = [table(head, compared), table(below, others), made]
     return "\n\n".join(part for part, rows in zip(parts, (compared, others, made), strict=True) if rows)
 
 
@@ -81,7 +92,7 @@ def _versions(machine: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
 
 
-def _gpu(result: dict[str, Any]) -> str:
+def _gpu(result: dict[str, Any], before: dict[str, list[float]]) -> str:
     """Times beside their floors, what holds the rest, and what is beside ours."""
     measured = [entry for entry in result["entries"] if "seconds" in entry]
     rows, beside = [], []
@@ -91,6 +102,7 @@ def _gpu(result: dict[str, Any]) -> str:
             [
                 f"`{entry['name']}`",
                 _rounds(entry["seconds_rounds"]),
+                _seconds(before[entry["name"]][0]) if entry["name"] in before else "",
                 f"{_seconds(entry['floor_seconds'])}, {entry['floor_set_by']}",
                 f"{entry['share_of_floor']:.0%}",
                 f"{entry['peak_gb']:.1f} GB" if "peak_gb" in entry else "",
@@ -112,13 +124,13 @@ def _gpu(result: dict[str, Any]) -> str:
     )
     notes = [f"- `{entry['name']}`: {entry['note']}" for entry in result["entries"] if "note" in entry]
     notes += [f"- {note}" for note in result["notes"]]
-    head = ["", "time (rounds)", "floor, set by", "reached", "peak memory", "where the time goes"]
+    head = ["", "time (rounds)", "run before", "floor, set by", "reached", "peak memory", "where the time goes"]
     made = f"`{result['command']}`, {result['date'][:10]}, {machine['device']}, {_versions(machine)}"
     parts = [rates, table(head, rows), "\n".join(beside + notes), f"{made}, {result['seconds']:.0f} s in all"]
     return "\n\n".join(part for part in parts if part)
 
 
-def _growth(result: dict[str, Any]) -> str:
+def _growth(result: dict[str, Any], before: dict[str, Any]) -> str:
     """The figure, the exponents, and what was left out."""
     found = {(e["axis"], e["method"], e["quantity"]): e["exponent"] for e in result["exponents"]}
     quantities = {"fit_seconds": "fit", "score_seconds": "score", "fit_mb": "memory"}
@@ -141,10 +153,10 @@ def _growth(result: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-SECTIONS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
-    "cpu": ("latest.json", "make bench", _cpu),
-    "gpu": ("gpu.json", "make bench-gpu", _gpu),
-    "growth": ("growth.json", "make bench-growth", _growth),
+SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
+    "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
+    "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
+    "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),  # which has no history
 }
 
 

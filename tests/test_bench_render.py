@@ -60,10 +60,25 @@ def test_times_stand_beside_floors_and_peers(tmp_path):
     }
     (tmp_path / "gpu.json").write_text(json.dumps(result))
     page = fill(place("gpu"), tmp_path)
-    row = "| `em-d100` | 20 ms (10 ms to 30 ms) | 5 ms, products | 25% | 1.2 GB | products 60%, copies 40% |"
+    row = "| `em-d100` | 20 ms (10 ms to 30 ms) |  | 5 ms, products | 25% | 1.2 GB | products 60%, copies 40% |"
     assert row in page and "50.0 TFLOP/s in float32 and 60.0 in float64" in page and "4,321 GB/s" in page
     assert "scikit-learn on the CPU: 2.00 s, 100.0 × ours" in page and "another: not on this machine." in page
     assert "- `pca`: failed: out of memory" in page and "- a note." in page and "a GPU, torch 3, 99 s in all" in page
+
+
+def test_the_run_before_stands_beside(tmp_path):
+    from bench.render import fill
+
+    machine = {"cpu": "a CPU", "cores": 2, "versions": {"torch": "3"}}
+    about = {"threads": 1, "machine": machine, "date": "2026-01-02T00:00:00+00:00"}
+    ratio = {"ratio": 3.0, "ratio_to_their_best": 2.0, "seconds": 0.5, "sklearn_seconds": 1.5}
+    entries = [{"name": "em", **ratio, **about}, {"name": "head", "value": 2.5, "unit": "%", **about}]
+    (tmp_path / "latest.json").write_text(json.dumps(entries))
+    assert "| `em` | 1 | 500 ms | 1.50 s | 3.00 × |  | 2.00 × |" in fill(place("cpu"), tmp_path)
+    runs = [{"em/1": 9.0, "head/1": 9.0}, {"em/1": 3.25, "head/1": 1.75}, {"em/1": 3.0, "head/1": 2.5}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps({"numbers": each}) + "\n" for each in runs))
+    page = fill(place("cpu"), tmp_path)
+    assert "| 3.00 × | 3.25 × | 2.00 × |" in page and "| 2.50 % | 1.75 % |" in page
 
 
 def test_growth_has_a_figure_exponents_and_what_was_left_out(tmp_path):
