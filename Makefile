@@ -15,17 +15,22 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready
-	$(BIN)/python -m pip install --quiet --no-deps FrEIA==0.2
-	$(BIN)/python -m bench; slower=$$?; $(BIN)/python -m bench.render; exit $$slower
+bench: .venv/peers/ready
+	PYTHONPATH=.venv/peers $(BIN)/python -m bench; slower=$$?; $(BIN)/python -m bench.render; exit $$slower
+
+# What only benchmarks compare with, beside the environment: torchvision would come with a torch of its own.
+.venv/peers/ready: .venv/ready
+	rm -rf .venv/peers
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/peers FrEIA==0.2 pytorch-ood==0.4.0 torchvision==0.28.0
+	touch $@
 
 # On a machine with a CUDA device, whose own python3 has torch for it: PYTHON is used as it is.
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m bench.gpu
 	PYTHONPATH=src $(PYTHON) -m bench.render
 
-bench-growth: .venv/ready
-	$(BIN)/python -m bench.growth
+bench-growth: .venv/peers/ready
+	PYTHONPATH=.venv/peers $(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.render
 
 audit: .venv/ready

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
 
+from . import ood
 from .timing import use_threads
 
 STEPS = 3  # of EM, for everyone
@@ -68,9 +69,9 @@ def _sklearn(z: Tensor, y: Tensor, components: int) -> Sides:
 
 
 def _pytorch_ood(z: Tensor, y: Tensor, components: int) -> Sides:
-    from pytorch_ood.detector import GMM  # type: ignore[import-not-found]
+    gmm = ood.detectors().GMM
 
-    return lambda: GMM(None, reg=RIDGE).fit_features(z, y), lambda detector: detector.predict_features(z)
+    return lambda: gmm(None, reg=RIDGE).fit_features(z, y), lambda detector: detector.predict_features(z)
 
 
 METHODS: dict[str, Callable[[Tensor, Tensor, int], Sides]] = {

@@ -12,6 +12,7 @@ from torch.distributions import MultivariateNormal
 
 from hidden_uncertainty.baselines import DeepEnsemble, MCDropout, insert_dropout
 
+from . import ood
 from .data import CLASSES, clusters
 from .resnet import Block
 
@@ -49,7 +50,7 @@ def _gaussians(body: nn.Module, last: nn.Linear, z: Tensor, y: Tensor) -> Callab
 def _pytorch_ood(body: nn.Module, last: nn.Linear, z: Tensor, y: Tensor) -> dict[str, Callable[[Tensor], Any]]:
     """Detectors of pytorch-ood, where it can be imported: it needs torchvision."""
     try:
-        from pytorch_ood.detector import GMM, Mahalanobis  # type: ignore[import-not-found]
+        peer = ood.detectors()
     except ImportError:
         return {}
 
@@ -63,4 +64,5 @@ def _pytorch_ood(body: nn.Module, last: nn.Linear, z: Tensor, y: Tensor) -> dict
 
         return score
 
-    return {"pytorch-ood gmm": scorer(GMM(None, reg=1e-3)), "pytorch-ood mahalanobis": scorer(Mahalanobis(None))}
+    gaussians = {"pytorch-ood gmm": peer.GMM(None, reg=1e-3), "pytorch-ood mahalanobis": peer.Mahalanobis(None)}
+    return {name: scorer(detector) for name, detector in gaussians.items()}

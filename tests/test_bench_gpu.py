@@ -53,7 +53,7 @@ def test_every_case_is_there_beside_its_floor(result, entries):
         low, high = entry["seconds_range"]
         assert 0 < low <= entry["seconds"] <= high and len(entry["seconds_rounds"]) >= 2
         assert entry["kernels"] and 0.99 < sum(entry["holds"].values()) < 1.01
-    assert result["machine"]["versions"]["torch"] == torch.__version__ and result["notes"] and result["date"]
+    assert result["machine"]["versions"]["torch"] == torch.__version__ and result["date"]
 
 
 def test_fits_and_scores_are_right(entries):
