@@ -133,4 +133,6 @@ def _compare(seconds: Seconds) -> dict[str, Any]:
         return entry | {"value": 1e3 * ours, "unit": "ms", "beside": "FrEIA is not installed"}
     for name, value in middle.items():
         entry |= {f"{name}_seconds": value, f"{name}_seconds_rounds": seconds[name]}
-    return entry | {"ratio": middle["freia"] / ours, "ratio_to_their_best": min(middle.values()) / ours}
+    ratios = [their / own for their, own in zip(seconds["freia"], seconds["ours"], strict=True)]
+    entry |= {"ratio": middle["freia"] / ours, "ratio_range": [min(ratios), max(ratios)]}
+    return entry | {"ratio_to_their_best": min(middle.values()) / ours}
