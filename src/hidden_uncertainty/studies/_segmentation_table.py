@@ -44,8 +44,8 @@ def render(result: Mapping[str, Any]) -> str:
             "entropies are exactly 0 in float32.",
             table(["other readings", *MEASURES], [_line(found, *key) for key in others]),
             table(["Cityscapes, validation images", "mean IoU", "pixel accuracy"], quality),
-            f"Training took {plain:.0f} s without and {dropping:.0f} s with dropout; networks that an earlier run kept are "
-            "not trained again.",
+            f"Training took {plain:.0f} s without and {dropping:.0f} s with dropout; networks that an earlier run kept "
+            "are not trained again.",
         ]
     )
 
