@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,3 +73,40 @@ def mlp() -> Chain:
 
 def vectors(n: int = 3) -> Tensor:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    loss: None = None
+
+
+class Odd(nn.Module):
+    """Layers that return tuples, dictionaries and data classes, one called twice, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.shared = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.dictionary = Returning(lambda x: {"hidden": x * 2, "mask": None})
+        self.record = Returning(lambda x: Output(x * 3))
+
+    def forward(self, x: Tensor, skip: bool = True) -> Output:
+        x = self.shared(self.shared(x))
+        x = self.attention(x, x, x)[0]
+        x = self.dictionary(x)["hidden"]
+        if not skip:
+            x = self.unused(x)
+        self.lstm(x)
+        return self.record(x)
+
+
+class Returning(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)

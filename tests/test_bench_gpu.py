@@ -66,6 +66,9 @@ def test_fits_and_scores_are_right(entries):
     assert entries["fit-d512"]["steps"] >= 2 and entries["fit-d512"]["starts"] == 1
     peer = entries["pca"]["beside"]["torch.pca_lowrank"]
     assert entries["pca"]["captured"] >= peer["captured"] - 0.05
+    for name in ("imagenet-full-fit", "imagenet-full-score"):
+        (found,) = entries[name]["beside"].values()
+        assert found.get("seconds", 0) > 0 or "pytorch" in found["note"]  # it need not be here
 
 
 def test_the_work_of_a_score_is_half_a_product_a_row_and_gaussian(entries):

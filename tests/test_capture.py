@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections import OrderedDict, namedtuple
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from capture_nets import Net, images, mlp, unchanged, vectors
-from hidden_uncertainty.capture import device_of, find, named, nearest, run, select, watch
+from capture_nets import Net, Odd, images, mlp, unchanged, vectors
+from hidden_uncertainty.capture import run, select, watch
 
 
 def test_the_output_and_layers_are_those_of_the_model_in_evaluation_mode() -> None:
@@ -111,43 +107,6 @@ def test_the_users_hooks_stay_and_ours_sees_what_goes_on_to_the_next_layer() -> 
         _, kept = run(model, {"0": torch.clone}, (vectors(),), {})
     assert order == ["pre", "first", "last"]
     torch.testing.assert_close(kept["0"], nn.functional.linear(vectors(), model[0].weight, model[0].bias) + 1)
-
-
-@dataclass
-class Output:
-    logits: Tensor
-    loss: None = None
-
-
-class Odd(nn.Module):
-    """Layers that return tuples, dictionaries and data classes, one called twice, one never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 5, batch_first=True)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.shared = nn.Linear(4, 4)
-        self.unused = nn.Linear(4, 4)
-        self.dictionary = Returning(lambda x: {"hidden": x * 2, "mask": None})
-        self.record = Returning(lambda x: Output(x * 3))
-
-    def forward(self, x: Tensor, skip: bool = True) -> Output:
-        x = self.shared(self.shared(x))
-        x = self.attention(x, x, x)[0]
-        x = self.dictionary(x)["hidden"]
-        if not skip:
-            x = self.unused(x)
-        self.lstm(x)
-        return self.record(x)
-
-
-class Returning(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
 
 
 def test_layers_that_return_more_than_a_tensor() -> None:
@@ -315,93 +274,3 @@ def test_watch_sees_every_call() -> None:
         assert not inner.training
         inner(torch.randn(3, 6, 4))
     assert seen == [(3, 6, 4)] * 2
-
-
-def test_find_names_the_nearest() -> None:
-    class Backbone(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = nn.ModuleDict({f"layer{k}": nn.Sequential() for k in range(1, 5)})
-            self.nothing = None
-
-    model = Backbone()
-    assert find(model, ["backbone.layer3", ""]) == {"backbone.layer3": model.backbone["layer3"], "": model}
-    with pytest.raises(ValueError, match=r"layer 'layer3' is not in the model; nearest names: 'backbone.layer3'"):
-        find(model, ["layer3"])
-    with pytest.raises(
-        ValueError, match=r"'net.backbone.layer2' .* nearest names: 'backbone.layer2'.*layers\(model, ex"
-    ):
-        find(model, ["net.backbone.layer2"])
-    with pytest.raises(ValueError, match=r"nearest names: 'backbone\.layer"):
-        find(model, ["backbone.layr3"])
-    for odd in (".", "backbone.", "backbone..layer1", "nothing", "forward", "module.backbone"):
-        with pytest.raises(ValueError, match="is not in the model; nearest"):
-            find(model, [odd])
-    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, not function"):
-        find(lambda x: x, ["layer"])  # type: ignore[arg-type]
-
-
-def test_nearest_always_has_something_to_offer() -> None:
-    assert nearest("zzz", ["", "a", "b"]) == ["a", "b"]
-    assert nearest("fc", ["a.fc", "b.fc", "fd"])[:2] == ["a.fc", "b.fc"]
-
-
-def test_named_lists_each_layer_once_in_order() -> None:
-    model = Odd()
-    model.again = model.lstm
-    model.gap = nn.Sequential()
-    assert [name for name, _ in named(model)] == [name for name, _ in model.named_modules()]
-
-
-Pair = namedtuple("Pair", ["first", "second"])
-A, B = torch.zeros(2, 3), torch.ones(2, 4)
-
-
-@pytest.mark.parametrize(
-    ("output", "key", "expected"),
-    [
-        (A, None, A),
-        (A, "logits", A),
-        ((A, B), None, A),
-        ([None, B, A], None, B),
-        ((A, B), 1, B),
-        ((A, B), -1, B),
-        (Pair(A, B), "second", B),
-        (Pair(A, B), 1, B),
-        (Pair(A, B), None, A),
-        ({"a": A, "b": B}, "b", B),
-        ({"a": A, "mask": None}, None, A),
-        (OrderedDict(a=A, b=B), "a", A),
-        (Output(A), None, A),
-        (Output(A), "logits", A),
-        (torch.max(B, 1), "values", B[:, 0]),
-    ],
-)
-def test_select(output: Any, key: int | str | None, expected: Tensor) -> None:
-    assert select(output, key, "it").equal(expected)
-
-
-@pytest.mark.parametrize(
-    ("output", "key", "error", "match"),
-    [
-        ({"a": A, "b": B}, None, ValueError, r"it returned dict \{'a': Tensor, 'b': Tensor\} with 2 tensors.*select="),
-        ({"a": A}, "c", ValueError, r"has no 'c' for select="),
-        ({"a": A}, "keys", ValueError, r"has no 'keys'"),
-        ((A, B), 2, ValueError, "has no 2"),
-        ((A, B), -3, ValueError, "has no -3"),
-        ((None, "text"), None, ValueError, "with no tensor"),
-        ((A, (B, B)), 1, TypeError, "select=1 of what it returned is a tuple, not a tensor"),
-        (Output(None), None, ValueError, "no tensor"),  # type: ignore[arg-type]
-        ("text", None, ValueError, "an object of type str"),
-        (None, None, ValueError, "NoneType"),
-    ],
-)
-def test_select_says_what_there_is(output: Any, key: int | str | None, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        select(output, key, "it")
-
-
-def test_device_of() -> None:
-    assert device_of(nn.ReLU()) is None
-    assert device_of(nn.Linear(2, 2, device="meta")) == torch.device("meta")
-    assert device_of(nn.BatchNorm1d(2, affine=False)) == torch.device("cpu")

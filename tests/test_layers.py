@@ -1,29 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from capture_nets import Output, Returning
 from hidden_uncertainty.layers import LayerInfo, layers
-
-
-@dataclass
-class Output:
-    logits: Tensor
-    loss: None = None
-
-
-class Returning(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
 
 
 class Net(nn.Module):

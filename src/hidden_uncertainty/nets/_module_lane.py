@@ -15,7 +15,7 @@ from ._lane import Data, Lane, Recipe, scores
 from ._watch import CRITERIA, Criterion
 
 _HELD_ROWS = 4096  # validated at a time
-_ALIGNED = 64  # elements: a weight that begins elsewhere is multiplied without tensor cores, ten times as slowly
+_ALIGNED = 64  # elements: a weight that begins elsewhere is multiplied without tensor cores
 _PRODUCTS = (
     nn.Conv2d,
     nn.ConvTranspose2d,
