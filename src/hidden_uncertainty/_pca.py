@@ -46,8 +46,8 @@ class StreamingPCA:
     r"""Principal components from batches, in memory O(D·l) whatever the number of samples.
 
     Up to 2,048 dimensions (or l), one pass sums the scatter matrix C = XᵀX in float64: exact. Beyond, a randomised
-    method (Halko et al. 2011; Tropp et al. 2017) needs two passes over the same data. With centred data X (n, D) and a
-    Gaussian Ω (D, l), pass one sums C Ω = Xᵀ(XΩ) and takes Q = qr(C Ω); the last pass sums C Q = XᵀY and YᵀY with
+    method (Halko et al. 2011; Tropp et al. 2017) needs two passes over the same data. With centred data X (n, D) and
+    random signs Ω (D, l), pass one sums C Ω = Xᵀ(XΩ) and takes Q = qr(C Ω); the last pass sums C Q = XᵀY and YᵀY with
     Y = XQ, and the components are those of the Nyström approximation
 
     .. math:: \hat C = X^\top P_Y X = (C Q)\,(Y^\top Y)^{-1}\,(C Q)^\top \;\preceq\; C,
@@ -123,8 +123,7 @@ class StreamingPCA:
         if self.exact:
             self._scatter = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.device)
         else:
-            generator = torch.Generator().manual_seed(self.seed)  # on the CPU: the same Ω on every device
-            self._right = torch.randn(self.dim, self.sketch, generator=generator).to(self.device)  # Ω, then Q
+            self._right = _signs(self.dim, self.sketch, self.seed, self.device)  # Ω, then Q
             self._left = torch.zeros(self.sketch, self.dim, device=self.device)  # (C Ω)ᵀ: rows are LAPACK's columns
         self._reset()
 
@@ -247,6 +246,14 @@ class StreamingPCA:
         if self._components is None:
             raise RuntimeError(f"{self.passes_left} of {self.passes} passes over {self.name} are still to come.")
         return self._components
+
+
+def _signs(rows: int, columns: int, seed: int, device: torch.device) -> Tensor:
+    """Ω of ±1: drawn on the CPU, to be the same on every device, eight a byte, as Gaussian numbers take long there."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(256, (rows, -(-columns // 8), 1), generator=generator, dtype=torch.uint8).to(device)
+    bits = drawn.bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=device)).bitwise_and_(1)
+    return bits.flatten(1)[:, :columns].float().mul_(2).sub_(1)
 
 
 def _nystrom(left: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:

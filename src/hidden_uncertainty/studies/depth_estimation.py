@@ -80,7 +80,7 @@ QUICK = Plan(
 
 def run(
     *,
-    seeds: Sequence[int] = range(1),
+    seeds: Sequence[int] = range(3),
     quick: bool = False,
     progress: bool | None = None,
     folder: str | PathLike[str] | None = None,
