@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..plots import dress
 from ..plots._style import COLOURS, GREY, INK
@@ -58,6 +58,7 @@ def draw_weights(rows: Sequence[Row], chosen: Mapping[str, float]) -> Figure:
             ax.set_xlabel("weight of the reconstruction")
             ax.set_ylabel(label)
             ax.margins(x=0.08, y=0.15)
+        line[0].yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         line[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     handles = {
         label: h for ax in reversed(figure.axes) for h, label in zip(*ax.get_legend_handles_labels(), strict=True)
