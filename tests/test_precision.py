@@ -49,3 +49,10 @@ def test_full_precision_of_threads_that_overlap():
         assert precision() == before
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_what_is_full_already_is_left_alone(monkeypatch):
+    monkeypatch.setattr(_precision, "_set_precision", lambda values: pytest.fail(f"set to {values}"))
+    torch.set_float32_matmul_precision("highest")
+    with full_precision(CPU), full_precision(CPU):
+        pass

@@ -11,22 +11,26 @@ import torch
 _precision_lock = threading.Lock()
 _precision_users = 0
 _precision_before: list[str] = []
+_FULL = frozenset(["highest", "ieee", "none"])  # what multiplies float32 as float32; "none" is torch's default
+
+
+# torch < 2.9 has one setting for all.
+_BACKENDS: list[Any] = (
+    [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision")
+    else []
+)
 
 
 def _current() -> list[str]:
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch < 2.9 has one setting for all
-        return [torch.get_float32_matmul_precision()]
-    backends: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
-    return [backend.matmul.fp32_precision for backend in backends]
+    return [backend.fp32_precision for backend in _BACKENDS] or [torch.get_float32_matmul_precision()]
 
 
 def _set_precision(values: list[str]) -> None:
-    if len(values) == 1:
+    if not _BACKENDS:
         torch.set_float32_matmul_precision(values[0])
-        return
-    backends: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
-    for backend, value in zip(backends, values, strict=True):
-        backend.matmul.fp32_precision = value
+    for backend, value in zip(_BACKENDS, values, strict=False):
+        backend.fp32_precision = value
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -63,26 +67,32 @@ class full_precision:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._traced = torch.compiler.is_compiling()
+        self._counted = False
+        self._autocast: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
         global _precision_users, _precision_before
-        if self._traced:
+        if torch.compiler.is_compiling():
             return
         with _precision_lock:
-            if _precision_users == 0:
-                _precision_before = _current()
-                _set_precision(["highest"] if len(_precision_before) == 1 else ["ieee", "ieee"])
-            _precision_users += 1
-        self._autocast = without_autocast(self._device)
-        self._autocast.__enter__()
+            before = _current()
+            # Nobody has changed what is full already, and nobody will put it back to less.
+            self._counted = _precision_users > 0 or not _FULL.issuperset(before)
+            if self._counted:
+                if _precision_users == 0:
+                    _precision_before = before
+                    _set_precision(["highest"] if len(before) == 1 else ["ieee", "ieee"])
+                _precision_users += 1
+        if torch.is_autocast_enabled(self._device.type):
+            self._autocast = torch.autocast(self._device.type, enabled=False)
+            self._autocast.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         global _precision_users
-        if self._traced:
-            return
-        self._autocast.__exit__(*error)
-        with _precision_lock:
-            _precision_users -= 1
-            if _precision_users == 0:
-                _set_precision(_precision_before)
+        if self._autocast is not None:
+            self._autocast.__exit__(*error)
+        if self._counted:
+            with _precision_lock:
+                _precision_users -= 1
+                if _precision_users == 0:
+                    _set_precision(_precision_before)

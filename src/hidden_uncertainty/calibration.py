@@ -69,12 +69,12 @@ class Calibration(nn.Module):
             >>> Calibration().fit(torch.tensor([1.0, 2.0, 2.0])).p_value(torch.tensor([2.0, 2.5]))
             tensor([0.7500, 0.2500])
         """
-        n = self._fitted()
+        n, known = self._fitted(), self.scores
         if not torch.compiler.is_compiling():
             _refuse_nan(scores)
         # Rounding to the stored precision keeps the order: at worst a higher score becomes a tie, the safe side.
-        below = torch.searchsorted(self.scores, scores.detach().to(self.scores.dtype).contiguous())
-        return (n + 1 - below).to(self.scores.dtype) / (n + 1)
+        below = torch.searchsorted(known, scores.detach().to(known.dtype).contiguous())
+        return (n + 1 - below).to(known.dtype).div_(n + 1)
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
         r"""The score above which at most a share `false_alarm` of in-distribution inputs lies.
@@ -166,7 +166,8 @@ def _check_share(name: str, value: float) -> None:
 
 
 def _refuse_nan(scores: Tensor) -> None:
-    if bool(scores.isnan().any()):
+    # A sum is NaN if a summand is; where infinities of both signs make it so, each is looked at.
+    if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
         wrong = int(scores.isnan().sum())
         raise ValueError(
             f"{wrong:,} of {scores.numel():,} scores are NaN: look for NaN in the inputs or the network's outputs"

@@ -7,7 +7,7 @@ import difflib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ Tap = Callable[[Any], Any]
 a view: the next layer may write into the same memory."""
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_PARALLEL = (DataParallel, DistributedDataParallel)
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -93,26 +94,15 @@ def watch(model: nn.Module, callbacks: Mapping[str, Callable[[Any], None]]) -> I
             "nn.Module that it was scripted or traced from."
         )
     root = _unwrap(model)
-    with ExitStack() as stack:
-        stack.enter_context(_lock_of(root))
-        training, compiled = _survey(root)
-        if compiled:
-            stack.enter_context(_eagerly)
-        stack.enter_context(torch.no_grad())
-        if any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)):
-            # Older torch keeps a weight cast under no_grad in autocast's cache, without its gradient, and the
-            # user's own forward pass later in the same autocast block would train nothing (pytorch issue 112583).
-            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-            torch.set_autocast_cache_enabled(False)
-        # Not eval(): models override it and act on it, for instance by merging adapters into the weights.
-        for module in training:
-            stack.callback(setattr, module, "training", True)
-            module.training = False
-        handles: list[RemovableHandle] = []
-        stack.callback(_remove, handles)
-        for name, callback in callbacks.items():
-            handles.append(layers[name].register_forward_hook(_hook(callback)))
-        yield root
+    handles: list[RemovableHandle] = []
+    with _lock_of(root), torch.no_grad(), _evaluating(*_survey(root)):
+        try:
+            for name, callback in callbacks.items():
+                handles.append(layers[name].register_forward_hook(_hook(callback)))
+            yield root
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
@@ -244,10 +234,14 @@ def device_of(model: nn.Module) -> torch.device | None:
         >>> device_of(nn.Linear(4, 8))
         device(type='cpu')
     """
-    for tensors in (model.parameters(), model.buffers()):
-        for tensor in tensors:
-            return tensor.device
-    return None
+    stack = [model]
+    while stack:  # in the order of model.parameters(), whose generators take longer to set up than to find the first
+        module = stack.pop()
+        for tensor in module._parameters.values():
+            if tensor is not None:
+                return tensor.device
+        stack.extend([child for child in module._modules.values() if child is not None][::-1])
+    return next((tensor.device for tensor in model.buffers()), None)
 
 
 class _Eagerly:
@@ -283,37 +277,65 @@ def _hook(callback: Callable[[Any], None]) -> Callable[[nn.Module, Any, Any], No
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != thread:  # the user's own call in another thread
             return
-        # The model may have switched gradients or autocast on for itself; densities want neither.
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            for device in filter(torch.is_autocast_enabled, _AUTOCAST_DEVICES):
-                stack.enter_context(torch.autocast(device, enabled=False))
+        with _plainly():
             callback(output)
 
     return hook
 
 
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+def _plainly() -> AbstractContextManager[object]:
+    """No gradients and no autocast, which the model may have switched on for itself: densities want neither."""
+    devices = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+    return _without(devices) if devices or torch.is_grad_enabled() else nullcontext()
+
+
+@contextmanager
+def _without(devices: list[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def _evaluating(training: list[nn.Module], compiled: bool) -> AbstractContextManager[object]:
+    """Modules out of training mode, compiled code as plain Python; nothing, at no cost, where nothing is to change."""
+    autocast = any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES))
+    return _changed(training, compiled, autocast) if training or compiled or autocast else nullcontext()
+
+
+@contextmanager
+def _changed(training: list[nn.Module], compiled: bool, autocast: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        if compiled:
+            stack.enter_context(_eagerly)
+        if autocast:
+            # Older torch keeps a weight cast under no_grad in autocast's cache, without its gradient, and the
+            # user's own forward pass later in the same autocast block would train nothing (pytorch issue 112583).
+            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+            torch.set_autocast_cache_enabled(False)
+        # Not eval(): models override it and act on it, for instance by merging adapters into the weights.
+        for module in training:
+            stack.callback(setattr, module, "training", True)
+            module.training = False
+        yield
 
 
 def _lock_of(model: nn.Module) -> threading.RLock:
-    with _locks_guard:
-        return _locks.setdefault(model, threading.RLock())
+    lock = _locks.get(model)
+    if lock is None:
+        with _locks_guard:
+            lock = _locks.setdefault(model, threading.RLock())
+    return lock
 
 
 def _survey(model: nn.Module) -> tuple[list[nn.Module], bool]:
     """Return the modules in training mode, and whether anything is compiled."""
     dynamo = "torch._dynamo" in sys.modules  # importing it takes a second, and without it nothing can be compiled
     training, compiled = [], False
-    seen: set[nn.Module] = set()
-    stack: list[nn.Module | None] = [model]
-    while stack:
-        module = stack.pop()
-        if module is None or module in seen:
-            continue
-        seen.add(module)
+    seen = {model}
+    modules = [model]
+    for module in modules:  # which grows on the way
         if getattr(module, "training", False):  # frozen TorchScript has no such attribute
             training.append(module)
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
@@ -324,7 +346,10 @@ def _survey(model: nn.Module) -> tuple[list[nn.Module], bool]:
         if dynamo and not compiled:
             forward = getattr(module, "forward", None)
             compiled = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
-        stack.extend(module._modules.values())
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append(child)
     return training, compiled
 
 
@@ -332,7 +357,7 @@ def _wrapped(module: nn.Module) -> str | None:
     """Return under which attribute a compiled or data parallel wrapper holds its module; `None` if it is no wrapper."""
     if "_orig_mod" in module._modules:
         return "_orig_mod"
-    return "module" if isinstance(module, DataParallel | DistributedDataParallel) else None
+    return "module" if isinstance(module, _PARALLEL) else None
 
 
 def _unwrap(module: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -81,7 +82,8 @@ class LayerHead(nn.Module):
                     yield infer(log_prob, *nodes[1:]), nodes, said
                 return
             size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // given.log_weight.shape[-1]))
-            for rows, said in zip(z.split(size), prediction.split(size), strict=True):
+            pieces = [(z, prediction)] if len(z) <= size else zip(z.split(size), prediction.split(size), strict=True)
+            for rows, said in pieces:
                 nodes = marginal.nodes(said)
                 yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said
 
@@ -96,14 +98,10 @@ class Head(nn.Module):
 
     def __init__(self, layers: Mapping[str, LayerHead], marginal: Marginal) -> None:
         super().__init__()
-        self.names = list(layers)  # a ModuleDict takes no dots
+        self.names = list(layers)
+        self.layers = dict(layers)  # which registers no modules; the list does, as a ModuleDict takes no dots
         self.parts = nn.ModuleList(layers.values())
         self.marginal = marginal
-
-    @property
-    def layers(self) -> dict[str, LayerHead]:
-        """What was fitted to each layer, by name."""
-        return {name: part for name, part in zip(self.names, self.parts, strict=True) if isinstance(part, LayerHead)}
 
     @property
     def reductions(self) -> dict[str, Reduction]:
@@ -113,7 +111,8 @@ class Head(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the fitted tensors are."""
-        return next(self.marginal.buffers()).device
+        own = self.marginal._buffers.values()  # without the generators of `buffers`, nearly always
+        return next(tensor.device for tensor in chain(own, self.marginal.buffers()) if tensor is not None)
 
     def score(self, reading: Reading) -> dict[str, LayerScores]:
         """Scores of each layer, in the shape of the predictions."""

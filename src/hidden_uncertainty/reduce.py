@@ -128,7 +128,7 @@ class Reduce:
         if not activation.is_floating_point():
             raise TypeError(f"floating-point activations are needed, got {activation.dtype}.")
         self.width(tuple(activation.shape))
-        dtype = torch.promote_types(activation.dtype, torch.float32)
+        dtype = activation.dtype if activation.dtype.itemsize >= 4 else torch.float32
         if self.how == "token":
             activation = activation[:, self.token]
         elif self.how == "channels" and activation.ndim > 2:
@@ -230,12 +230,13 @@ class Reduction(nn.Module):
         self.reduce._check(self.layer, self.shape, tuple(activation.shape[1:]))
         if self.kept is None:
             return self.reduce.flat(activation), None
-        x = self.reduce.flat(activation, copy=False).to(self.mean.device)
-        centred = (x - self.mean).clamp_(-LARGEST, LARGEST).to(self.basis.dtype)  # (n, D)
+        mean, basis = self.mean, self.basis
+        x = self.reduce.flat(activation, copy=False).to(mean.device)
+        centred = (x - mean).clamp_(-LARGEST, LARGEST).to(basis.dtype)  # (n, D)
         with full_precision(centred.device):
-            z = centred @ self.basis  # (n, k)
-        energy = torch.linalg.vector_norm(centred, dim=1).square()
-        residual = (energy - z.square().sum(1)).clamp(min=0)  # (n,)
+            z = centred @ basis  # (n, k)
+        energy, kept = (torch.linalg.vector_norm(part, dim=1).square() for part in (centred, z))
+        residual = (energy - kept).clamp(min=0)  # (n,)
         if self.reduce.residual:
             z = torch.cat([z, (residual + self.floor).log().unsqueeze(1)], dim=1)
         return z, residual

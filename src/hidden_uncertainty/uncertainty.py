@@ -198,8 +198,8 @@ def _rows(index: Index, length: int) -> slice | Tensor:
 
 
 def _check_lengths(scores: LayerScores | Uncertainty) -> None:
-    lengths = {name: value.shape[0] if value.dim() else None for name, value in _tensors(scores).items()}
-    if None in lengths.values() or len(set(lengths.values())) > 1:
+    lengths = {value.shape[:1] for value in vars(scores).values() if isinstance(value, Tensor)}
+    if () in lengths or len(lengths) > 1:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in _tensors(scores).items())
         raise ValueError(f"every field needs one entry an input, along its first dimension; got {shapes}")
 

@@ -76,6 +76,7 @@ def log_det(factor: Tensor) -> Tensor:
 
 def saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
     """Pull rows whose squares would overflow in dtype back along their ray, so that scores stop growing there."""
-    z = z.to(torch.promote_types(z.dtype, dtype))
+    if z.dtype != dtype:
+        z = z.to(torch.promote_types(z.dtype, dtype))
     limit = torch.finfo(dtype).max ** 0.45
     return (z / (z.abs().amax(-1, keepdim=True) / limit).clamp(min=1)).to(dtype)

@@ -34,6 +34,8 @@ OPTIONS = (
     "seed",
 )
 CHUNK = 1 << 26  # elements of factors that are held in float64 at a time
+FEW = 4  # rows up to which one product of whole factors takes less time than several of packed ones
+WHOLE = 1 << 20  # elements of these factors at most: larger ones take longer to read than the packed half
 BUFFERS = ("classes", "center", "log_weight", "mean", "factor", "log_scale", "bias")
 
 
@@ -82,6 +84,7 @@ class GaussianMixture(Density):
     packed: Tensor | None  # factors and biases as `log_prob` reads them: (1, rows, C, k or 1, width); not saved
     shift: Tensor | None  # from a class's first bias to the others that share its factor, in blocks; not saved
     spread: Tensor | None  # the largest norm of a class's factors and biases; not saved
+    wide: Tensor | None  # the factors of a small mixture side by side, for few rows: (d, C k d) or (d, C d); not saved
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class GaussianMixture(Density):
         self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
         for name in BUFFERS:
             self.register_buffer(name, None)
-        for name in ("packed", "shift", "spread"):
+        for name in ("packed", "shift", "spread", "wide"):
             self.register_buffer(name, None, persistent=False)
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
@@ -148,7 +151,7 @@ class GaussianMixture(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
         self._check(z, "n")
-        x = (saturate(z, self.mean.dtype) - self.center)[None]
+        x = saturate(z, self.mean.dtype) - self.center
         rows = self._rows(support)
         with full_precision(x.device):
             squares = self._squares(x, rows).clamp(max=torch.finfo(x.dtype).max / 8)  # (n, m, k)
@@ -202,14 +205,17 @@ class GaussianMixture(Density):
         return self.packed[0][:, rows], None if self.shift is None else self.shift[:, :, rows]
 
     def _squares(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        """Squared Mahalanobis distances of x (1, n, d) to the components of some classes: (n, m, k)."""
+        """Squared Mahalanobis distances of x (n, d) to the components of some classes: (n, m, k)."""
+        if self.wide is not None and rows is None and not torch.compiler.is_compiling() and 0 < len(x) <= FEW:
+            white = (x @ self.wide).view(len(x), len(self.bias), -1, x.shape[1])
+            return (white - self.bias).square().sum(-1)
         if self.packed is not None:
             packed, shift = self._packed(rows)
             if shift is not None:
-                return shared_squares(x[0], packed[:, :, 0], shift)
-            return packed_squares(x, packed.flatten(1, 2)[None])[0].unflatten(1, packed.shape[1:3])
+                return shared_squares(x, packed[:, :, 0], shift)
+            return packed_squares(x[None], packed.flatten(1, 2)[None])[0].unflatten(1, packed.shape[1:3])
         factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
-        return distances(x, factor, bias, self.covariance).transpose(0, 1)
+        return distances(x[None], factor, bias, self.covariance).transpose(0, 1)
 
     def _bias(self, mean: Tensor, factor: Tensor) -> Tensor:
         """Centred means (C, k, d) times their factors in float64, of which a thousand classes would take 34 GB."""
@@ -218,10 +224,12 @@ class GaussianMixture(Density):
         return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
 
     def _pack(self) -> None:
-        self.packed = self.shift = self.spread = None
+        self.packed = self.shift = self.spread = self.wide = None
         shared = self.covariance == "tied"
         if self.factor is None or not (shared or self.covariance == "full") or (shared and self.components >= MANY):
             return
+        if self.factor.numel() <= WHOLE:
+            self.wide = self.factor.flatten(0, -3).transpose(0, 1).flatten(1)
         bias = self.bias[:, :1] if shared else self.bias
         packed = pack(self.factor.view(1, -1, *self.factor.shape[-2:]), bias.flatten(0, 1)[None])
         self.packed = packed.unflatten(2, bias.shape[:2])
