@@ -74,21 +74,24 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
     # The top is taken out by the lowest number, not by -inf: 0 · inf is not a number, in gradients too.
     others = delta.scatter(1, top, lowest)
 
-    s = others.exp().sum(dim=1)  # (n,)
+    # Softmax, as on a CPU exp takes ten times as long where it underflows, which it does for most points.
+    mass = others.softmax(dim=1)
+    nearest, largest = others.amax(dim=1), mass.amax(dim=1)  # (n,)
+    s = nearest.exp() / largest
     log_norm = torch.log1p(s)  # -log p(y_t|z)
     log_evidence = ((shift + best).squeeze(1) + log_norm).clamp(lowest, -lowest)
     log_posterior = (delta - log_norm[:, None]).masked_fill(unused, -math.inf)
-    gap = (others.softmax(dim=1) * others).sum(dim=1).clamp(min=lowest)  # mean δ of the others, by their mass
+    gap = (mass * others).sum(dim=1).clamp(min=lowest)  # mean δ of the others, by their mass
     some = s.clamp(min=eps)  # log(1 + s) / s is 1 to all digits once s is below the precision
     share = torch.addcdiv(torch.log1p(some) / some, gap, s + 1, value=-1)  # h / s
     entropy = s * share
 
     if log_volume is not None:
-        posterior = log_posterior.exp()
+        posterior = delta.softmax(dim=1)
         density_entropy = entropy + (posterior * log_volume.to(posterior.dtype)).sum(dim=1)
         return Posterior(log_evidence, log_posterior, density_entropy, None)
 
-    log_entropy = others.logsumexp(dim=1) + share.log()  # log s + log (h / s), finite where s underflows
+    log_entropy = nearest - largest.log() + share.log()  # log s + log (h / s), finite where s underflows
     bound = math.log(points)
     log_bound = math.log(bound) if points > 1 else lowest
     return Posterior(log_evidence, log_posterior, entropy.clamp(0.0, bound), log_entropy.clamp(lowest, log_bound))
