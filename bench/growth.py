@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatter, NullFormatter
 
 from hidden_uncertainty.plots import dress
 
@@ -82,7 +82,7 @@ def exponents(points: list[Point]) -> list[Point]:
 
 
 def figure(result: dict[str, Any]) -> Figure:
-    """Time and memory along every axis, an exponent at the end of each curve."""
+    """Time and memory along every axis, exponents in the corner."""
     axes = list(result["axes"])
     picture = Figure(figsize=(4.2 * len(axes), 9.5), layout="constrained", facecolor="white")
     panels = picture.subplots(len(QUANTITIES), len(axes), squeeze=False)
@@ -94,22 +94,17 @@ def figure(result: dict[str, Any]) -> Figure:
                 own = [p for p in result["points"] if p["axis"] == axis and p["method"] == method]
                 curve = [(p["value"], p[quantity]) for p in own if p[quantity] > 0]
                 if curve:
-                    slope = slopes.get((axis, method, quantity))
                     panel.loglog(*zip(*curve, strict=True), "o-", ms=4, color=COLOURS[colour], label=method)
-                    if slope is not None:
-                        panel.annotate(
-                            f"{slope:.2f}",
-                            curve[-1],
-                            (6, 0),
-                            textcoords="offset points",
-                            color=COLOURS[colour],
-                            va="center",
-                        )
+            known = [(colour, slopes.get((axis, method, quantity))) for colour, method in enumerate(METHODS)]
+            for line, (colour, slope) in enumerate(reversed([each for each in known if each[1] is not None])):
+                place = (0.98, 0.04 + 0.085 * line)
+                panel.annotate(f"∝ {slope:.2f}", place, xycoords="axes fraction", ha="right", color=COLOURS[colour])
             panel.set(xlabel=axis, ylabel=label)
-            panel.margins(x=0.14)
+            panel.margins(x=0.08)
             dress(panel)
             panel.xaxis.set_major_formatter("{x:,.0f}")
             panel.xaxis.set_minor_formatter(NullFormatter())
+            panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.4)))
         panels[0, column].set_title(fixed, fontsize=11)
     handles = {line.get_label(): line for panel in panels.flat for line in panel.lines}
     if handles:

@@ -61,7 +61,7 @@ def _rounds(values: list[float]) -> str:
 
 
 def _cpu(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
-    """Ratios to the peer beside ours, then shares of the forward pass, then the memory of principal components."""
+    """Ratios to the peer beside ours, then shares of the forward pass and memory, then other methods' shares."""
     compared, others = [], []
     for entry in entries:
         name, threads = f"`{entry['name']}`", str(entry["threads"])
@@ -78,14 +78,32 @@ def _cpu(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
             spread = "" if "quartiles" not in entry else " ({:.2f} to {:.2f})".format(*entry["quartiles"])
             limit = f"{entry['limit']:g} {entry['unit']}" if "limit" in entry else ""
             value = f"{entry['value']:.2f} {entry['unit']}{spread}"
-            others.append([name, threads, value, "" if earlier is None else f"{earlier:.2f} {entry['unit']}", limit])
+            alone = f"{entry['density_percent']:.2f} %" if "density_percent" in entry else ""
+            others.append(
+                [name, threads, value, "" if earlier is None else f"{earlier:.2f} {entry['unit']}", alone, limit]
+            )
     machine = entries[0]["machine"]
     made = f"`make bench`, {entries[0]['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {_versions(machine)}"
     head = ["", "threads", "ours", "theirs", "ratio (rounds)", "run before", "to their best threads", "of the peak"]
     head += ["limit", "error"]
-    below = ["", "threads", "value (quartiles)", "run before", "limit"]
-    parts = [table(head, compared), table(below, others), made]
-    return "\n\n".join(part for part, rows in zip(parts, (compared, others, made), strict=True) if rows)
+    below = ["", "threads", "value (quartiles)", "run before", "density alone", "limit"]
+    beside = _beside(entries)
+    parts = [table(head, compared), table(below, others), beside, made]
+    return "\n\n".join(part for part, rows in zip(parts, (compared, others, beside, made), strict=True) if rows)
+
+
+def _beside(entries: list[dict[str, Any]]) -> str:
+    """What other methods add to the forward pass, a line each."""
+    runs = [entry for entry in entries if entry.get("others")]
+    if not runs:
+        return ""
+    methods = dict.fromkeys(method for entry in runs for method in entry["others"])
+    cells = [
+        [f"{entry['others'][method]['extra']:.0%}" if method in entry["others"] else "" for entry in runs]
+        for method in methods
+    ]
+    head = [f"`{entry['name']}`, {entry['threads']} thread{'s' * (entry['threads'] > 1)}" for entry in runs]
+    return table(["beside it", *head], [[method, *line] for method, line in zip(methods, cells, strict=True)])
 
 
 def _versions(machine: dict[str, Any]) -> str:
