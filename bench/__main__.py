@@ -35,7 +35,7 @@ FULL: dict[str, Any] = {
     "score-d100": {"dim": 100, "rows": 10_000, "train_rows": 20_000, "rounds": 9},
     "score-d512": {"dim": 512, "rows": 10_000, "train_rows": 20_000, "rounds": 3},
     "head": {"width": 64, "reduced": 100, "rows": 10_000},
-    "head-rounds": {1: (60, 10), 256: (7, 1)},  # for each batch: ours, and the others beside it
+    "head-rounds": {1: (60, 10), 256: (11, 1)},  # for each batch: ours, and the others beside it
     "flow": {"dim": 100, "rows": 750, "points": 1000, "rounds": 30},
     "pca": {"rows": 50_000, "dim": 16_384, "keep": 512, "fewer": 10_000},
     "pca-threads": (1, 2),
@@ -106,7 +106,7 @@ def row(entry: record.Entry) -> str:
         "share_of_peak": "{:.0%} of peak",
         "largest_error": "error {:.1e} nats",
         "largest_relative_error": "relative error {:.1e}",
-        "density_percent": "density alone {:.2f} %",
+        "outside_percent": "outside the network {:.2f} %",
         "captured": "captured {:.4f}",
     }
     parts = [form.format(entry[key]) for key, form in notes.items() if key in entry]

@@ -78,15 +78,15 @@ def _cpu(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
             spread = "" if "quartiles" not in entry else " ({:.2f} to {:.2f})".format(*entry["quartiles"])
             limit = f"{entry['limit']:g} {entry['unit']}" if "limit" in entry else ""
             value = f"{entry['value']:.2f} {entry['unit']}{spread}"
-            alone = f"{entry['density_percent']:.2f} %" if "density_percent" in entry else ""
+            outside = f"{entry['outside_percent']:.2f} %" if "outside_percent" in entry else ""
             others.append(
-                [name, threads, value, "" if earlier is None else f"{earlier:.2f} {entry['unit']}", alone, limit]
+                [name, threads, value, "" if earlier is None else f"{earlier:.2f} {entry['unit']}", outside, limit]
             )
     machine = entries[0]["machine"]
     made = f"`make bench`, {entries[0]['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {_versions(machine)}"
     head = ["", "threads", "ours", "theirs", "ratio (rounds)", "run before", "to their best threads", "of the peak"]
     head += ["limit", "error"]
-    below = ["", "threads", "value (quartiles)", "run before", "density alone", "limit"]
+    below = ["", "threads", "value (quartiles)", "run before", "outside the network", "limit"]
     beside = _beside(entries)
     parts = [table(head, compared), table(below, others), beside, made]
     return "\n\n".join(part for part, rows in zip(parts, (compared, others, beside, made), strict=True) if rows)
