@@ -109,3 +109,19 @@ def test_growth_has_a_figure_exponents_and_what_was_left_out(tmp_path):
     assert "- peer: not measured." in page and "- ours with more dimensions: left out." in page
     (tmp_path / "growth.json").write_text(json.dumps({**result, "complete": False}))
     assert "some points are missing" in fill(place("growth"), tmp_path)
+
+
+def test_other_methods_stand_beside_the_head():
+    from bench.render import _cpu
+
+    entry = {
+        **{"name": "head-batch-1", "threads": 2, "value": 9.5, "unit": "%", "quartiles": [7.0, 12.0]},
+        **{"outside_percent": 6.25, "limit": 0.5, "others": {"ensemble": {"extra": 9.0}, "gmm": {"extra": 0.12}}},
+        "machine": {"cpu": "a CPU", "cores": 2, "versions": {}},
+        "date": "2026-01-02T00:00:00+00:00",
+    }
+    text = _cpu([entry], {"head-batch-1/2": 12.0})
+    assert "| `head-batch-1` | 2 | 9.50 % (7.00 to 12.00) | 12.00 % | 6.25 % | 0.5 % |" in text
+    assert "| beside it | `head-batch-1`, 2 threads |" in text
+    assert "| ensemble | 900% |" in text and "| gmm | 12% |" in text
+    assert "beside it" not in _cpu([{**entry, "others": {}}], {})

@@ -12,10 +12,7 @@ _precision_lock = threading.Lock()
 _precision_users = 0
 _precision_before: list[str] = []
 _FULL = frozenset(["highest", "ieee", "none"])  # what multiplies float32 as float32; "none" is torch's default
-
-
-# torch < 2.9 has one setting for all.
-_BACKENDS: list[Any] = (
+_BACKENDS: list[Any] = (  # torch < 2.9 has one setting for all
     [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
     if hasattr(torch.backends.cuda.matmul, "fp32_precision")
     else []
@@ -83,9 +80,8 @@ class full_precision:
                     _precision_before = before
                     _set_precision(["highest"] if len(before) == 1 else ["ieee", "ieee"])
                 _precision_users += 1
-        if torch.is_autocast_enabled(self._device.type):
-            self._autocast = torch.autocast(self._device.type, enabled=False)
-            self._autocast.__enter__()
+        self._autocast = without_autocast(self._device)
+        self._autocast.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         global _precision_users

@@ -231,13 +231,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         # Towards the host a copy that does not block may be read before it is complete.
-        return value if value.device == device else value.to(device, non_blocking=device.type != "cpu")
+        return value.to(device, non_blocking=device.type != "cpu")
+    if isinstance(value, Mapping):
+        return {key: _moved(part, device) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_moved(part, device) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)([_moved(part, device) for part in value])
-    if isinstance(value, Mapping):
-        return {key: _moved(part, device) for key, part in value.items()}
+        return type(value)(_moved(part, device) for part in value)
     return value
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
+
+from ._evaluation import evaluating, plainly
 
 Tap = Callable[[Any], Any]
 """Receives exactly what a layer returned, inside the hook; what it returns is kept. It must reduce or copy, never keep
 a view: the next layer may write into the same memory."""
 
-_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 _PARALLEL = (DataParallel, DistributedDataParallel)
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -95,7 +94,7 @@ def watch(model: nn.Module, callbacks: Mapping[str, Callable[[Any], None]]) -> I
         )
     root = _unwrap(model)
     handles: list[RemovableHandle] = []
-    with _lock_of(root), torch.no_grad(), _evaluating(*_survey(root)):
+    with _lock_of(root), torch.no_grad(), evaluating(root):
         try:
             for name, callback in callbacks.items():
                 handles.append(layers[name].register_forward_hook(_hook(callback)))
@@ -234,41 +233,10 @@ def device_of(model: nn.Module) -> torch.device | None:
         >>> device_of(nn.Linear(4, 8))
         device(type='cpu')
     """
-    stack = [model]
-    while stack:  # in the order of model.parameters(), whose generators take longer to set up than to find the first
-        module = stack.pop()
-        for tensor in module._parameters.values():
-            if tensor is not None:
-                return tensor.device
-        stack.extend([child for child in module._modules.values() if child is not None][::-1])
-    return next((tensor.device for tensor in model.buffers()), None)
-
-
-class _Eagerly:
-    """Runs compiled code as plain Python, where hooks fire.
-
-    The switch is the whole process's: the first thread that needs it sets it and the last puts it back.
-    """
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._users = 0
-        self._stance: Any = None
-
-    def __enter__(self) -> None:
-        with self._guard:
-            if self._users == 0:
-                self._stance = torch.compiler.set_stance("force_eager")
-            self._users += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._guard:
-            self._users -= 1
-            if self._users == 0:
-                self._stance.__exit__(None, None, None)
-
-
-_eagerly = _Eagerly()
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            return tensor.device
+    return None
 
 
 def _hook(callback: Callable[[Any], None]) -> Callable[[nn.Module, Any, Any], None]:
@@ -277,80 +245,15 @@ def _hook(callback: Callable[[Any], None]) -> Callable[[nn.Module, Any, Any], No
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != thread:  # the user's own call in another thread
             return
-        with _plainly():
+        with plainly():
             callback(output)
 
     return hook
 
 
-def _plainly() -> AbstractContextManager[object]:
-    """No gradients and no autocast, which the model may have switched on for itself: densities want neither."""
-    devices = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
-    return _without(devices) if devices or torch.is_grad_enabled() else nullcontext()
-
-
-@contextmanager
-def _without(devices: list[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        for device in devices:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
-
-
-def _evaluating(training: list[nn.Module], compiled: bool) -> AbstractContextManager[object]:
-    """Modules out of training mode, compiled code as plain Python; nothing, at no cost, where nothing is to change."""
-    autocast = any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES))
-    return _changed(training, compiled, autocast) if training or compiled or autocast else nullcontext()
-
-
-@contextmanager
-def _changed(training: list[nn.Module], compiled: bool, autocast: bool) -> Iterator[None]:
-    with ExitStack() as stack:
-        if compiled:
-            stack.enter_context(_eagerly)
-        if autocast:
-            # Older torch keeps a weight cast under no_grad in autocast's cache, without its gradient, and the
-            # user's own forward pass later in the same autocast block would train nothing (pytorch issue 112583).
-            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-            torch.set_autocast_cache_enabled(False)
-        # Not eval(): models override it and act on it, for instance by merging adapters into the weights.
-        for module in training:
-            stack.callback(setattr, module, "training", True)
-            module.training = False
-        yield
-
-
 def _lock_of(model: nn.Module) -> threading.RLock:
-    lock = _locks.get(model)
-    if lock is None:
-        with _locks_guard:
-            lock = _locks.setdefault(model, threading.RLock())
-    return lock
-
-
-def _survey(model: nn.Module) -> tuple[list[nn.Module], bool]:
-    """Return the modules in training mode, and whether anything is compiled."""
-    dynamo = "torch._dynamo" in sys.modules  # importing it takes a second, and without it nothing can be compiled
-    training, compiled = [], False
-    seen = {model}
-    modules = [model]
-    for module in modules:  # which grows on the way
-        if getattr(module, "training", False):  # frozen TorchScript has no such attribute
-            training.append(module)
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-            raise RuntimeError(
-                f"the model has a {type(module).__name__} that is not initialised, and running it here would change "
-                "the model; run the model once on an example first."
-            )
-        if dynamo and not compiled:
-            forward = getattr(module, "forward", None)
-            compiled = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
-        for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                modules.append(child)
-    return training, compiled
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())
 
 
 def _wrapped(module: nn.Module) -> str | None:

@@ -374,8 +374,7 @@ class LatentDensity:
         if unseen is not None:
             calibrate(head, unseen.readings())
         self.head, self._reductions = head, head.reductions
-        self.calibrated = None if unseen is None else "unseen"
-        self._threshold = None
+        self.calibrated, self._threshold = None if unseen is None else "unseen", None
         return self
 
     def _score(self, batch: Batch, index: int | None = None) -> Uncertainty:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -82,8 +81,7 @@ class LayerHead(nn.Module):
                     yield infer(log_prob, *nodes[1:]), nodes, said
                 return
             size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // given.log_weight.shape[-1]))
-            pieces = [(z, prediction)] if len(z) <= size else zip(z.split(size), prediction.split(size), strict=True)
-            for rows, said in pieces:
+            for rows, said in zip(z.split(size), prediction.split(size), strict=True):
                 nodes = marginal.nodes(said)
                 yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said
 
@@ -111,8 +109,7 @@ class Head(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the fitted tensors are."""
-        own = self.marginal._buffers.values()  # without the generators of `buffers`, nearly always
-        return next(tensor.device for tensor in chain(own, self.marginal.buffers()) if tensor is not None)
+        return next(self.marginal.buffers()).device
 
     def score(self, reading: Reading) -> dict[str, LayerScores]:
         """Scores of each layer, in the shape of the predictions."""
