@@ -3,8 +3,14 @@ import os
 # Most tests are small: one thread a process is faster than two that wait for each other. Tests of threads ask for two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from importlib.util import find_spec
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before it is imported: kernels run as Python
+collect_ignore = [] if find_spec("triton") else ["src/hidden_uncertainty/nets/_fused_norm.py"]
 
 
 @pytest.fixture(autouse=True)

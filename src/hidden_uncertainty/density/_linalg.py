@@ -23,7 +23,9 @@ def _blocks(dim: int) -> Iterator[tuple[int, int]]:
 
 
 def gram(x: Tensor) -> Tensor:
-    """XᵀX for a stack x (B, n, d), of which only the lower blocks are computed: (B, d, d)."""
+    """XᵀX for a stack x (B, n, d), of which only the lower blocks are computed on a CPU: (B, d, d)."""
+    if x.is_cuda:  # one large product beats several small ones
+        return torch.bmm(x.mT, x)
     dim = x.shape[-1]
     out = x.new_empty(x.shape[0], dim, dim)
     for low, high in _blocks(dim):

@@ -11,16 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from ._fused_resnet import fuse
 from ._lane import Data, Lane, Recipe, scores
 from ._watch import CRITERIA, Criterion
 
 _HELD_ROWS = 4096  # validated at a time
 _ALIGNED = 64  # elements: a weight that begins elsewhere is multiplied without tensor cores
-_PRODUCTS = (
-    nn.Conv2d,
-    nn.ConvTranspose2d,
-    nn.Linear,
-)  # multiplied in bfloat16; norms stay in float32
+_PRODUCTS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # multiplied in bfloat16; norms stay in float32
 
 
 class ModuleLane(Lane):
@@ -74,6 +71,8 @@ class ModuleLane(Lane):
             live=[value.detach()[None] for value in self.network.state_dict().values()],
             criteria=criteria,
         )
+        if device.type == "cuda":
+            fuse(self.network)
         self.rows = data.images.permute(0, 2, 3, 1).flatten(1)  # a view: (n, pixels)
 
     @staticmethod

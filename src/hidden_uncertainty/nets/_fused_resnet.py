@@ -1,0 +1,47 @@
+"""The residual network's forward pass in training on a GPU, its norms fused with what follows them."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .resnet import ResNet
+
+
+def fuse(network: nn.Module) -> None:
+    """Let a `ResNet` train by fused norms, if it can: its layers, their names and its evaluation stay what they are."""
+    if type(network) is ResNet and find_spec("triton") is not None and _plain(network):
+        network.forward = partial(_forward, network)  # type: ignore[method-assign]
+
+
+def _plain(network: ResNet) -> bool:
+    """Whether its layers are those that `_forward` knows, and of such widths."""
+    from ._fused_norm import COLUMNS
+
+    norms = [m for m in network.children() if isinstance(m, nn.BatchNorm2d)]
+    usual = all(m.affine and m.track_running_stats and m.momentum is not None for m in norms)
+    return usual and network.dropout == 0 and all(m.num_features % COLUMNS.value == 0 for m in norms)
+
+
+def _forward(network: ResNet, images: Tensor) -> Tensor:
+    """What `ResNet.forward` computes."""
+    height, width = images.shape[2:]
+    if not network.training or height % 4 or width % 4:  # it halves them twice
+        return ResNet.forward(network, images)
+    from ._fused_norm import normalised
+
+    layers: Any = network._modules
+    run = network._run
+    x = normalised(layers["2"], run(images, 1))
+    x, half = normalised(layers["8"], run(normalised(layers["5"], run(x, 4)), 7), add=x, half=True)
+    for s in (12, 22):
+        # Of size one and stride two, the shortcut reads every second row and column alone.
+        shortcut = normalised(layers[str(s + 6)], F.conv2d(half, layers[str(s + 4)].weight), relu=False)
+        inner = normalised(layers[str(s + 1)], run(x, s))
+        out = normalised(layers[str(s + 5)], run(inner, s + 3), add=shortcut, half=s == 12)
+        x, half = out if s == 12 else (out, None)
+    return run(x.permute(0, 2, 3, 1).flatten(1, 2).mean(1), 34)  # so that its gradient lies channels last
