@@ -56,20 +56,20 @@ KINDS: dict[str, Callable[..., Iterator[cases.Entry]]] = {
 }
 
 
-def machine(device: Device) -> dict[str, Any]:
-    """Where and with what the numbers were made."""
+def describe(device: torch.device) -> dict[str, Any]:
+    """When, where and with what numbers are made."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for package in ("scikit-learn", "numpy", "pytorch-ood"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count(), "versions": versions}
-    if device.cuda:
-        properties = torch.cuda.get_device_properties(device.torch)
-        found |= {"device": properties.name, "memory_gb": 1e-9 * properties.total_memory}
+    machine: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count(), "versions": versions}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        machine |= {"device": properties.name, "memory_gb": 1e-9 * properties.total_memory}
         versions["cuda"] = str(torch.version.cuda)
-    return found
+    return {"date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()), "machine": machine}
 
 
 def row(entry: cases.Entry) -> str:
@@ -131,8 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = Device("cuda" if torch.cuda.is_available() else "cpu", **size["device"])
     result: dict[str, Any] = {
         "command": " ".join(["python -m bench.gpu", *(["--quick"] if options.quick else [])]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-        "machine": machine(device),
+        **describe(device.torch),
         "ceilings": device.ceilings,
         "notes": [],
         "entries": [],
