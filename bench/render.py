@@ -148,6 +148,29 @@ def _gpu(result: dict[str, Any], before: dict[str, list[float]]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _training(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Whole trainings, then what a step takes with fused norms and with torch's own."""
+    rows = [
+        [
+            name,
+            f"{found['networks']}",
+            f"{found['seconds']:.0f} s",
+            f"{min(found['epochs'])} to {max(found['epochs'])}",
+            f"{1e3 * found['seconds'] / found['steps']:.3f} ms",
+            f"{found['tflops'] / result['peak_tflops']:.1%}",
+            f"{found['accuracy']['mean']:.3f} ± {found['accuracy']['std']:.3f}",
+        ]
+        for name, found in result["sets"].items()
+    ]
+    head = ["", "networks", "time", "epochs", "a step and network", "of the peak", "test accuracy"]
+    times = [[key, _rounds([1e-3 * value for value in values])] for key, values in result["steps"].items()]
+    rate = f"{result['gflop_a_step']:.1f} GFLOP a step; the peak is {result['peak_tflops']:.0f} TFLOP/s in bfloat16."
+    made = (
+        f"`{result['command']}`, {result['date'][:10]}, {result['machine']['device']}, {_versions(result['machine'])}"
+    )
+    return "\n\n".join([table(head, rows), table(["norms, networks at once", "a step and network"], times), rate, made])
+
+
 def _growth(result: dict[str, Any], before: dict[str, Any]) -> str:
     """The figure, the exponents, and what was left out."""
     found = {(e["axis"], e["method"], e["quantity"]): e["exponent"] for e in result["exponents"]}
@@ -174,7 +197,8 @@ def _growth(result: dict[str, Any], before: dict[str, Any]) -> str:
 SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
-    "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),  # which has no history
+    "training": ("training.json", "training-history.jsonl", "python -m bench.training", _training),
+    "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),  # the last two have no history
 }
 
 

@@ -27,7 +27,7 @@ def test_the_page_shows_the_committed_files():
     assert fill(page, ROOT / "bench") == page, "run python -m bench.render"
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu", "growth"])
+@pytest.mark.parametrize("name", ["cpu", "gpu", "training", "growth"])
 def test_what_was_not_measured_says_so(name, tmp_path):
     from bench.render import fill
 
