@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hidden_uncertainty.nets import ResNet
+from hidden_uncertainty.nets import ResNet, _fused_resnet
 from hidden_uncertainty.nets._fused_resnet import fuse
 
 pytest.importorskip("triton")
 
+from hidden_uncertainty.nets import _fused_norm
 from hidden_uncertainty.nets._fused_norm import _grid, normalised
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,6 +106,19 @@ def test_evaluation_is_not_touched():
 def test_networks_that_it_does_not_know_stay_plain(network):
     fuse(network)
     assert "forward" not in vars(network)
+
+
+def test_where_nothing_compiles_it_stays_plain_and_says_so(monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(_fused_norm, "normalised", fail)
+    _fused_resnet._compiles.cache_clear()
+    network = ResNet((32, 64, 32)).to(DEVICE)
+    with pytest.warns(UserWarning, match="not fused.*no compiler"):
+        fuse(network)
+    assert "forward" not in vars(network)
+    _fused_resnet._compiles.cache_clear()
 
 
 def test_odd_images_go_through_the_layers_themselves():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+import warnings
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,12 +21,29 @@ def fuse(network: nn.Module) -> None:
 
 
 def _plain(network: ResNet) -> bool:
-    """Whether its layers are those that `_forward` knows, and of such widths."""
+    """Whether its layers are those that `_forward` knows, and of such widths, where kernels can be compiled."""
     from ._fused_norm import COLUMNS
 
     norms = [m for m in network.children() if isinstance(m, nn.BatchNorm2d)]
     usual = all(m.affine and m.track_running_stats and m.momentum is not None for m in norms)
-    return usual and network.dropout == 0 and all(m.num_features % COLUMNS.value == 0 for m in norms)
+    known = usual and network.dropout == 0 and all(m.num_features % COLUMNS.value == 0 for m in norms)
+    return known and _compiles(norms[0].weight.device)
+
+
+@cache
+def _compiles(device: torch.device) -> bool:
+    """Whether a norm can be tried out there: old GPUs are not known to Triton, and it needs a compiler for C."""
+    from ._fused_norm import COLUMNS, normalised
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x = torch.zeros(1, COLUMNS.value, 2, 2, dtype=dtype, device=device)
+    try:
+        with torch.cuda.device_of(x):
+            normalised(nn.BatchNorm2d(COLUMNS.value).to(device), x)
+    except Exception as error:  # whatever a compiler, a driver or a loader may raise
+        warnings.warn(f"norms are not fused, and training is slower: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def _forward(network: ResNet, images: Tensor) -> Tensor:
