@@ -8,6 +8,7 @@ to be loaded and compiled; then what a step takes, with fused norms and with tor
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -109,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.quick and not torch.cuda.is_available():
         print("bench.training needs a CUDA device; --quick tries it out on the CPU.", file=sys.stderr)
         return 2
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the command does
     device = torch.device("cpu" if options.quick else "cuda")
     out = options.out or (None if options.quick else HERE / "training.json")
     recipe = Recipe(epochs=2) if options.quick else Recipe()

@@ -113,6 +113,19 @@ def test_compare_writes_and_prints_its_table(tmp_path: Path, monkeypatch: pytest
     assert "energy" in result.stdout and "0.9" in result.stdout
 
 
+def test_a_rough_result_does_not_replace_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hidden_uncertainty.studies import digits
+    from hidden_uncertainty.studies.results import Study
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(digits, "run", lambda **options: Study("digits", [], [0], {}, 1.0, {}))
+    for arguments in ([], ["--quick"]):
+        result = CliRunner().invoke(app, ["reproduce", "digits", *arguments])
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "results" / "digits.json").is_file()
+    assert (tmp_path / "results" / "quick" / "digits.json").is_file()
+
+
 def test_data_sets_are_listed_and_checked(tmp_path: Path) -> None:
     runner = CliRunner()
     listed = runner.invoke(app, ["data", "list", "--root", str(tmp_path)])
@@ -127,3 +140,27 @@ def test_a_study_without_its_data_says_where_it_looked(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["reproduce", "uci", "--quick", "--data", str(tmp_path), "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "UCI_Datasets" in result.stderr and "HIDDEN_UNCERTAINTY_DATA" in result.stderr
+
+
+@pytest.mark.parametrize("wrong", ["cut short", "a folder"])
+def test_a_study_with_wrong_data_says_which_file(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.parent.mkdir(parents=True)
+    if wrong == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9]))
+    arguments = ["reproduce", "table-1-fcnet", "--quick", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ") and str(path) in result.stderr and "--out" not in result.stderr
+
+
+def test_a_study_is_not_run_when_its_result_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hidden_uncertainty.studies import digits
+
+    monkeypatch.setattr(digits, "run", lambda **options: pytest.fail("ran"))
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["reproduce", "digits", "--out", str(tmp_path / "file" / "folder")])
+    assert result.exit_code == 1 and result.stderr.startswith("error: cannot write to")
+    assert "Choose another folder with --out." in result.stderr

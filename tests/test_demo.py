@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_the_file_holds_what_is_returned(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads((tmp_path / "new" / "folder" / "demo.json").read_text(encoding="utf-8")) == numbers
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["demo.json", "demo.png"]
     assert set(numbers["seconds"]) == {"training", "fitting", "scoring", "picture", "total"}
-    assert numbers["versions"]["torch"] == torch.__version__
+    assert numbers["versions"]["torch"] == version("torch")
     assert numbers["data"] == {
         "classes_left_out": [8, 9],
         "train": 865,

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, NoReturn
 
 import typer
@@ -24,6 +25,7 @@ data_app = typer.Typer(help="Image data sets: what there is, what is here, fetch
 app.add_typer(data_app, name="data")
 Root = Annotated[Path | None, typer.Option(file_okay=False, help="Folder that holds the data sets.", envvar=DATA)]
 Name = Annotated[str, typer.Argument(help="Which data set; `data list` names them.")]
+_WHERE = "results, or with --quick results/quick, if not said"
 
 
 def _version(wanted: bool) -> None:
@@ -61,7 +63,7 @@ def demo(
     except BrokenPipeError:
         raise  # whoever read our output has gone: no error of ours
     except OSError as error:
-        _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
+        _cannot_write(out, error)
 
 
 @app.command()
@@ -73,10 +75,12 @@ def reproduce(
             "layer-depth, regularisation, segmentation, depth-estimation."
         ),
     ],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for NAME.json.")] = Path("results"),
+    out: Annotated[Path | None, typer.Option(file_okay=False, help=f"Folder for NAME.json; {_WHERE}.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; a study has its own number.")] = None,
     data: Root = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A rough version, in seconds or minutes, with one repetition.")
+    ] = False,
 ) -> None:
     """Run a study on real data and write its result file."""
     if data is not None:
@@ -86,11 +90,11 @@ def reproduce(
 
 @app.command()
 def compare(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for compare-digits.json and its picture.")] = Path(
-        "results"
-    ),
+    out: Annotated[Path | None, typer.Option(file_okay=False, help=f"Folder for file and picture; {_WHERE}.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions, five if not said.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A rough version, in a few seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A rough version, in a few seconds, with one repetition.")
+    ] = False,
 ) -> None:
     """Compare methods on digits: how well each detects and what it costs; about two minutes."""
     from .studies.compare_digits import read
@@ -139,7 +143,7 @@ def data_verify(name: Name, root: Root = None) -> None:
         raise typer.Exit(1)
 
 
-def _run(name: str, out: Path, seeds: int | None, quick: bool) -> Path:
+def _run(name: str, out: Path | None, seeds: int | None, quick: bool) -> Path:
     """Run a study and write what it found."""
     from .studies import load
 
@@ -150,14 +154,22 @@ def _run(name: str, out: Path, seeds: int | None, quick: bool) -> Path:
         study = load(name)
     except ValueError as error:
         _stop(str(error))
+    out = out or Path("results") / ("quick" * quick)
     asked = {} if seeds is None else {"seeds": range(seeds)}
     options = f" --seeds {seeds}" * (seeds is not None) + " --quick" * quick
     try:
-        path = study(**asked, quick=quick).write(out, f"hidden-uncertainty reproduce {name}{options}")
-    except (FileNotFoundError, ImportError) as error:
-        _stop(str(error))
+        out.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=out).close()  # before any hour is spent
     except OSError as error:
-        _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
+        _cannot_write(out, error)
+    try:
+        found = study(**asked, quick=quick)
+    except (ImportError, OSError, ValueError) as error:
+        _stop(str(error))
+    try:
+        path = found.write(out, f"hidden-uncertainty reproduce {name}{options}")
+    except OSError as error:
+        _cannot_write(out, error)
     typer.echo(f"written: {path}")
     return path
 
@@ -166,6 +178,10 @@ def _any_character() -> None:
     """Let signs pass that the terminal does not know: bars and shades, ± and ×."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def _cannot_write(out: Path, error: OSError) -> NoReturn:
+    _stop(f"cannot write to {str(out)!r}: {error.strerror or error}. Choose another folder with --out.")
 
 
 def _stop(message: str) -> NoReturn:

@@ -167,6 +167,10 @@ def test_what_is_finished_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(torch.equal(again.states[1][key][name], value) for name, value in state.items())
     with pytest.raises(ValueError, match="trained otherwise"):
         train_many([Group("toy", build(2), data, Recipe(epochs=3))], device="cpu", folder=tmp_path)
+    with pytest.raises(ValueError, match=r"toy-0.safetensors' holds a network of another shape"):
+        train_many([Group("toy", [FCNet(9, 5, 3)], data, recipe)], device="cpu", folder=tmp_path)
+    with pytest.raises(ValueError, match="share the file 'other-0'"):
+        train_many([Group("other", build(2), data, recipe)] * 2, device="cpu", folder=tmp_path)
 
 
 def test_bytes_are_images_from_zero_to_one() -> None:
@@ -188,6 +192,51 @@ def test_a_network_that_diverges_stops_without_touching_the_others() -> None:
         watch.update({"loss": torch.tensor([float("nan"), loss])})
     assert watch.epochs["loss"].tolist() == [2, 4] and not watch.done
     assert watch.kept["loss", "last"][0].flatten().tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", [FCNet, Conv])
+def test_networks_that_diverge_are_an_error_after_the_others_are_kept(kind: type, tmp_path: Path) -> None:
+    data, recipe = blobs(), Recipe(epochs=5, patience=2)
+
+    def networks() -> list[nn.Module]:
+        return list(build(2)) if kind is FCNet else [Conv(seed) for seed in range(2)]
+
+    broken = networks()
+    with torch.no_grad():
+        next(broken[0].parameters()).fill_(torch.nan)
+    with pytest.raises(RuntimeError, match=r"1 of 2 networks diverged.*: toy-0\. Lower learning_rate"):
+        train_many([Group("toy", broken, data, recipe)], device="cpu", folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-1.safetensors"]
+    again = train_many([Group("toy", networks(), data, recipe)], device="cpu", folder=tmp_path)[0]
+    assert all(p.isfinite().all() for network in again.networks() for p in network.parameters())
+
+
+class Halved(FCNet):
+    """Computes something else than its layers say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / 2)
+
+
+@pytest.mark.parametrize("other", [FCNet(9, 6, 3, dropout=0.5, seed=1), Halved(9, 6, 3, seed=1)])
+def test_perceptrons_that_differ_are_trained_each_as_it_is(other: FCNet) -> None:
+    recipe = Recipe(epochs=2)
+    mixed, plain = train_many(
+        [Group("mixed", [FCNet(9, 6, 3), other], blobs(), recipe), Group("plain", build(2), blobs(), recipe)],
+        device="cpu",
+    )
+    for i, same in enumerate((True, False)):
+        one, two = (each.states[i]["loss", "last"]["1.weight"] for each in (mixed, plain))
+        assert torch.allclose(one, two, atol=1e-6) == same
+
+
+def test_labels_and_criteria_are_checked() -> None:
+    data = blobs()
+    short = Data(data.images, data.labels[:80], data.held_images, data.held_labels)
+    with pytest.raises(ValueError, match="90 images with 80 labels"):
+        train_many([Group("toy", build(1), short)], device="cpu")
+    with pytest.raises(ValueError, match=r"must be some of .*, got \('losses',\)"):
+        train_many([Group("toy", build(1), data, criteria=("losses",))], device="cpu")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

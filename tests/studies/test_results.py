@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from hidden_uncertainty.studies import NAMES, load
+from hidden_uncertainty.studies import NAMES, load, results
 from hidden_uncertainty.studies.render import fill, render
 from hidden_uncertainty.studies.results import Study, digest, summarise
 
@@ -22,6 +22,25 @@ def test_a_result_says_how_it_was_made(tmp_path):
     assert result["command"] == "a command" and result["seeds"] == [0, 1, 2] and result["seconds"] == 1.2
     assert result["versions"]["torch"] and result["hardware"] and result["data"] == {"set": "abc"}
     assert [file.name for file in path.parent.iterdir()] == ["toy.json"]
+
+
+def test_the_commit_is_that_of_the_packages_own_tree(tmp_path, monkeypatch):
+    tree = tmp_path / "tree"
+    inside = tree / "src" / "hidden_uncertainty" / "studies" / "results.py"
+    git = tree / ".git"
+    for folder in (git / "refs" / "heads", tmp_path / ".git"):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(results, "__file__", str(inside))
+    (tmp_path / ".git" / "HEAD").write_text("another project's\n")
+    assert results._commit() is None
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert results._commit() is None
+    (git / "packed-refs").write_text("# pack-refs\nabc refs/heads/other-main\ndef refs/heads/main\n")
+    assert results._commit() == "def"
+    (git / "refs" / "heads" / "main").write_text("123\n")
+    assert results._commit() == "123"
+    (git / "HEAD").write_text("456\n")
+    assert results._commit() == "456"
 
 
 def test_digests_tell_data_apart():

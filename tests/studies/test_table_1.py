@@ -123,6 +123,16 @@ def test_the_rough_version_has_every_cell(grey_data: Path, tmp_path: Path, hasty
     assert again.rows == study.rows and len(list((tmp_path / "work").iterdir())) == 6
 
 
+def test_rough_and_full_versions_keep_their_networks_apart(
+    grey_data: Path, tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIDDEN_UNCERTAINTY_WORK", str(tmp_path / "work"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "fcnet-mnist-default-0.safetensors").write_bytes(b"of a full version")
+    table_1_fcnet.run(quick=True, progress=False)
+    assert len(list((tmp_path / "work" / "quick").iterdir())) == 6
+
+
 def test_variants_change_one_thing_each(grey_data: Path, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_1_fcnet, "MEMBERS", 2)
     monkeypatch.setattr(table_1_fcnet, "Recipe", _short)

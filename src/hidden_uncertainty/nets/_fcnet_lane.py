@@ -126,18 +126,23 @@ class StackLane(Lane):
 
 
 def stackable(networks: Sequence[nn.Module]) -> bool:
-    """Whether networks can be trained as one stack: perceptrons, or those regularised alike at a full layer.
+    """Whether networks can be trained as one stack: perceptrons of one dropout, or those regularised alike at a
+    full layer.
 
     Example:
         >>> stackable([FCNet(seed=0), FCNet(seed=1)]), stackable([nn.Linear(3, 2)])
         (True, False)
     """
-    if all(isinstance(network, FCNet) for network in networks):
-        return True
+    plain = [network.network if isinstance(network, Regularised) else network for network in networks]
+    # A subclass may compute something else.
+    if any(type(network) is not FCNet for network in plain) or len({network.dropout for network in plain}) > 1:
+        return False
     regularised = [network for network in networks if isinstance(network, Regularised)]
+    if not regularised:
+        return True
     return (
         len(regularised) == len(networks)
-        and all(isinstance(n.network, FCNet) and isinstance(n.decoder, DenseDecoder) for n in regularised)
+        and all(type(n.decoder) is DenseDecoder for n in regularised)
         and len({n.layer for n in regularised}) == 1
         and isinstance(regularised[0].network.get_submodule(regularised[0].layer), nn.Linear)
     )

@@ -155,7 +155,7 @@ def _train(
         if not math.isfinite(losses[-1]):
             raise RuntimeError(
                 f"the loss of network {network.seed} became {losses[-1]} in epoch {epoch}: lower learning_rate "
-                f"(={recipe.learning_rate}), or look for targets that are infinite."
+                f"(={recipe.learning_rate}), or look for targets that are infinite, or depths of 0 (NaN is no value)."
             )
         bar.advance(network=f"{network.seed}", loss=losses[-1])
     return DenseTrained(_filled(network, lane.state()), losses, time.monotonic() - start)

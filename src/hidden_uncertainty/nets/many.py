@@ -89,8 +89,9 @@ def train_many(
 
     Perceptrons of a group, `Regularised` or not, are one stack of matrices; other networks are trained each on its own.
     On a GPU a step is one recorded graph, groups and networks run on streams of their own, and data lie on the device;
-    on a CPU the same steps run one after the other. The order of a network's batches follows from its own seed; dropout
-    from the group's first.
+    on a CPU the same steps run one after the other. The order of a network's batches follows from its own seed, and so
+    does dropout, but for perceptrons, where it follows from the first that is trained. Networks that diverge are an
+    error once all others are finished.
 
     Args:
         groups: what to train.
@@ -109,10 +110,14 @@ def train_many(
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     store = None if folder is None else Path(folder)
+    for group in groups:
+        _check(group)
+    if store is not None:
+        _check_files(groups)
     done: dict[tuple[int, int], _Finished] = {}
     waiting: list[tuple[list[tuple[int, int]], Lane]] = []
+    diverged: list[str] = []
     for g, group in enumerate(groups):
-        _check(group)
         left = []
         for i, network in enumerate(group.networks):
             found = None if store is None else _load(store, group, network)
@@ -135,11 +140,19 @@ def train_many(
             for keys, lane in going:
                 if lane.done:
                     for key, finished in zip(keys, _finished(lane), strict=True):
+                        group, network = groups[key[0]], groups[key[0]].networks[key[1]]
                         done[key] = finished
-                        if store is not None:
-                            _save(store, groups[key[0]], groups[key[0]].networks[key[1]], finished)
+                        if not finished.sound:
+                            diverged.append(f"{group.name}-{_own(network)}")
+                        elif store is not None:
+                            _save(store, group, network, finished)
                     bar.advance(len(keys))
             going = [(keys, lane) for keys, lane in going if not lane.done]
+    if diverged:
+        raise RuntimeError(
+            f"{len(diverged)} of {total} networks diverged, their loss or weights are not finite: "
+            f"{', '.join(diverged)}. Lower learning_rate, and see that images are finite."
+        )
     return [
         Trained(
             group,
@@ -154,6 +167,7 @@ def train_many(
 class _Finished:
     states: dict[tuple[Criterion, Keep], dict[str, Tensor]]
     epochs: dict[Criterion, int]
+    sound: bool = True  # all that was kept, and the criteria, are finite
 
 
 def _lanes(group: Group, keys: list[tuple[int, int]], device: torch.device) -> list[tuple[list[tuple[int, int]], Lane]]:
@@ -193,8 +207,13 @@ def _finished(lane: Lane) -> list[_Finished]:
     states = {key: lane.states(kept) for key, kept in lane.watch.kept.items()}
     count = len(next(iter(states.values())))
     epochs = {name: values.tolist() for name, values in lane.watch.epochs.items()}
+    measured = torch.stack(list(lane.watch.lowest.values())).isfinite().all(0).tolist()
     return [
-        _Finished({key: each[i] for key, each in states.items()}, {name: values[i] for name, values in epochs.items()})
+        _Finished(
+            {key: each[i] for key, each in states.items()},
+            {name: values[i] for name, values in epochs.items()},
+            measured[i] and all(bool(t.isfinite().all()) for each in states.values() for t in each[i].values()),
+        )
         for i in range(count)
     ]
 
@@ -207,6 +226,11 @@ def _check(group: Group) -> None:
             f"group {group.name!r} has {len(group.data.images)} images to train on and {len(group.data.held_images)} "
             "to stop by: give at least one of each."
         )
+    for images, labels in ((group.data.images, group.data.labels), (group.data.held_images, group.data.held_labels)):
+        if len(images) != len(labels):
+            raise ValueError(f"group {group.name!r} has {len(images)} images with {len(labels)} labels: give one each.")
+    if not group.criteria or not set(group.criteria) <= set(CRITERIA):
+        raise ValueError(f"criteria of group {group.name!r} must be some of {CRITERIA}, got {tuple(group.criteria)}.")
     shapes = {tuple(tuple(p.shape) for p in network.parameters()) for network in group.networks}
     if len(shapes) > 1:
         raise ValueError(f"group {group.name!r} has networks of {len(shapes)} shapes: make a group of each.")
@@ -216,6 +240,13 @@ def _check(group: Group) -> None:
             f"every network of group {group.name!r} needs a `seed` of its own, or a weight of its own where it is "
             f"regularised, got seeds {seeds}."
         )
+
+
+def _check_files(groups: Sequence[Group]) -> None:
+    names = [f"{group.name}-{_own(network)}" for group in groups for network in group.networks]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"groups would share the file {twice[0]!r}: give each group a name of its own.")
 
 
 def _own(network: nn.Module) -> str:
@@ -269,4 +300,7 @@ def _load(folder: Path, group: Group, network: nn.Module) -> _Finished | None:
     for key, value in tensors.items():
         criterion, keep, name = key.split("/", 2)
         states.setdefault((cast(Criterion, criterion), cast(Keep, keep)), {})[name] = value
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
+    if any({name: value.shape for name, value in state.items()} != shapes for state in states.values()):
+        raise ValueError(f"{str(path)!r} holds a network of another shape: choose another folder, or remove it.")
     return _Finished(states, epochs)

@@ -166,6 +166,10 @@ def accuracy(members: Sequence[nn.Module], inputs: Inputs, batch: int = BATCH) -
     return float(right[0]), float(right[1])
 
 
-def work_folder() -> str | None:
-    """Where networks are kept between runs: the environment variable HIDDEN_UNCERTAINTY_WORK, if it is set."""
-    return os.environ.get("HIDDEN_UNCERTAINTY_WORK") or None
+def work_folder(quick: bool) -> str | None:
+    """Where networks are kept between runs: the environment variable HIDDEN_UNCERTAINTY_WORK, if it is set.
+
+    Those of rough versions lie in a folder `quick` below it, for they have the same names.
+    """
+    folder = os.environ.get("HIDDEN_UNCERTAINTY_WORK")
+    return os.path.join(folder, "quick") if folder and quick else folder or None

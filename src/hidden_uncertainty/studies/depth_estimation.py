@@ -95,7 +95,7 @@ def run(
     """
     device = torch.device("cuda" if torch.cuda.is_available() and not quick else "cpu")
     seeds = list(seeds)[:1] if quick else list(seeds)
-    where = work_folder() if folder is None else str(folder)
+    where = work_folder(quick) if folder is None else str(folder)
     return measure(QUICK if quick else Plan(), seeds, device, folder=where, progress=progress)
 
 

@@ -88,7 +88,7 @@ def run(
     for train in track(sets, "sets", enabled=progress):
         plan = (_mnist if train == "MNIST" else _svhn)(seeds, device, quick=quick)
         plain, dropping = train_many(
-            [plan.plain, plan.dropping], device=device, folder=folder or work_folder(), progress=progress
+            [plan.plain, plan.dropping], device=device, folder=folder or work_folder(quick), progress=progress
         )
         clock.lap(f"training on {train}")
         how = READING.criterion, READING.keep, device

@@ -95,7 +95,7 @@ def run(
         unknown, other = _unknown(train, device, test)
         groups = _groups(train, part, sweep.weights[::2] if quick else sweep.weights, seeds[: sweep.trainings], quick)
         clock.lap(f"reading {train}")
-        trained = train_many(groups, device=device, folder=folder or work_folder(), progress=progress)
+        trained = train_many(groups, device=device, folder=folder or work_folder(quick), progress=progress)
         clock.lap(f"training on {train}")
         networks = [n for each in trained for n in each.networks(READING.criterion, READING.keep, device)]
         weights = [network.weight if isinstance(network, Regularised) else 0.0 for network in networks]

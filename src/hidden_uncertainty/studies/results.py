@@ -146,12 +146,15 @@ def hardware() -> str:
 
 def _commit() -> str | None:
     """The commit that the package's working tree is at, read from its .git; None when it is installed elsewhere."""
-    for folder in Path(__file__).resolve().parents:
-        head = folder / ".git" / "HEAD"
-        if head.is_file():
-            text = head.read_text().strip()
-            if not text.startswith("ref: "):
-                return text
-            reference = folder / ".git" / text.removeprefix("ref: ")
-            return reference.read_text().strip() if reference.is_file() else None
-    return None
+    git = Path(__file__).resolve().parents[3] / ".git"
+    if not (git / "HEAD").is_file():
+        return None
+    text = (git / "HEAD").read_text().strip()
+    if not text.startswith("ref: "):
+        return text
+    name = text.removeprefix("ref: ")
+    if (git / name).is_file():
+        return (git / name).read_text().strip()
+    packed = git / "packed-refs"  # where git gc puts them
+    lines = packed.read_text().splitlines() if packed.is_file() else []
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)

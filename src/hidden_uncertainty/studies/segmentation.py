@@ -77,7 +77,7 @@ def run(
     dropping = [insert_dropout(network, DROPOUT, after=PLACES) for network in plain]
     parts = read(plan, device, progress=progress)
     clock.lap("reading")
-    where: dict[str, Any] = {"device": device, "folder": folder or work_folder(), "progress": progress}
+    where: dict[str, Any] = {"device": device, "folder": folder or work_folder(quick), "progress": progress}
     trained = [
         _train(plain, f"deeplab{'-quick' * quick}", "none", parts, plan, where),
         _train(dropping, f"deeplab{'-quick' * quick}-dropout", f"{DROPOUT} after {PLACES}", parts, plan, where),

@@ -87,7 +87,9 @@ def run(
     clock.lap("reading")
     recipe: dict[str, Any] = {"epochs": 12, "patience": 3} if quick else {}
     numbers = [members * seed + member for seed in seeds for member in range(members)]
-    trained = _train(data, recipe, {DEFAULT: TRAININGS[DEFAULT]}, numbers, device, folder or work_folder(), progress)
+    trained = _train(
+        data, recipe, {DEFAULT: TRAININGS[DEFAULT]}, numbers, device, folder or work_folder(quick), progress
+    )
     clock.lap("training")
     table = Table(members, len(seeds), device)
     for train in track(SETS, "densities", enabled=progress):
@@ -97,7 +99,7 @@ def run(
     whole = clock.total
     if variants:
         others = {name: training for name, training in TRAININGS.items() if name != DEFAULT}
-        more = _train(data, recipe, others, range(members), device, folder or work_folder(), progress)
+        more = _train(data, recipe, others, range(members), device, folder or work_folder(quick), progress)
         readings = {name: reading for name, reading in READINGS.items() if name != DEFAULT}
         for train in track(SETS, "variants", enabled=progress):
             table.read(trained[DEFAULT, train], readings, _ask(train, TRAININGS[DEFAULT], data))

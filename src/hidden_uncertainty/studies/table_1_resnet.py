@@ -73,7 +73,7 @@ def run(
         numbers = [members * seed + member for seed in seeds for member in range(members)]
         networks = [ResNet(widths, initialisation="glorot", seed=number) for number in numbers]
         whole = group(train, networks, *data.train[train], data.digests[f"{train} train"], recipe)
-        (trained,) = train_many([whole], device=device, folder=folder or work_folder(), progress=progress)
+        (trained,) = train_many([whole], device=device, folder=folder or work_folder(quick), progress=progress)
         epochs[train] = [each["loss"] for each in trained.epochs]
         clock.lap(f"training on {train}")
         steps[train] = sum(epochs[train]) * (len(whole.data.images) // recipe.batch_size)
