@@ -1,4 +1,9 @@
-"""Epistemic and aleatoric uncertainty for any trained PyTorch network, from the density of its hidden activations."""
+"""Epistemic and aleatoric uncertainty for any trained PyTorch network, from the density of its hidden activations.
+
+`LatentDensity(model, layer).fit(train, calibration=unseen)` is a detector, and calling it gives an `Uncertainty`;
+`layers(model, example)` lists what can be read. Other methods are in `hidden_uncertainty.baselines`, a reconstruction
+penalty for training in `hidden_uncertainty.regularise`, small networks and data sets in `nets` and `datasets`.
+"""
 
 from importlib import import_module
 from types import ModuleType
