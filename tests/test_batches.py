@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hidden_uncertainty.batches import Batch, batches, require_repeatable, unpack
+from hidden_uncertainty.batches import Batch, batches, count, require_repeatable, unpack
 
 X, Y, MASK = torch.arange(12.0).reshape(3, 4), torch.tensor([0, 1, 2]), torch.ones(3, 4, dtype=torch.bool)
 Pair = namedtuple("Pair", ["image", "label"])
@@ -219,3 +219,29 @@ def test_a_generator_is_read_once() -> None:
     with pytest.raises(TypeError, match=r"a generator, which can be read only once, but 2 passes"):
         require_repeatable(generator, passes=2)
     assert len(list(generator)) == 1  # asking did not read it
+
+
+def test_loaders_over_streams_need_not_know_their_length() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(X)
+
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    assert count(DataLoader(Stream(), batch_size=2)) is None
+
+
+def test_inputs_without_a_tensor_are_said() -> None:
+    with pytest.raises(TypeError, match="no tensor among the inputs"):
+        len(Batch((["a", "b"],), {}, None))
+
+
+def test_a_clone_shares_nothing() -> None:
+    batch = Batch((X.clone(), [MASK.clone()]), {"more": {"x": X.clone()}}, Y.clone())
+    copy = batch.clone()
+    assert same(list(batch.args), list(copy.args)) and same(batch.kwargs, copy.kwargs)
+    for tensor in (copy.args[0], copy.args[1][0], copy.kwargs["more"]["x"], copy.label):
+        tensor.zero_()
+    assert batch.args[0].equal(X) and batch.args[1][0].equal(MASK) and batch.label is not None and batch.label.equal(Y)
+    assert batch.kwargs["more"]["x"].equal(X)

@@ -30,7 +30,7 @@ def test_find_names_the_nearest() -> None:
         find(model, ["net.backbone.layer2"])
     with pytest.raises(ValueError, match=r"nearest names: 'backbone\.layer"):
         find(model, ["backbone.layr3"])
-    for odd in (".", "backbone.", "backbone..layer1", "nothing", "forward", "module.backbone"):
+    for odd in (".", "backbone.", "backbone..layer1", "nothing", "forward", "module.backbon"):
         with pytest.raises(ValueError, match="is not in the model; nearest"):
             find(model, [odd])
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module, not function"):

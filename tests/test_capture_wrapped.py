@@ -142,6 +142,13 @@ def test_a_child_that_happens_to_be_called_module_comes_first() -> None:
     assert find(nn.DataParallel(inner), ["module.module"])["module.module"] is inner["module"]
 
 
+@pytest.mark.parametrize("name", ["module.2.0", "_orig_mod.2.0", "module._orig_mod.2.0"])
+def test_names_are_understood_once_the_wrapper_is_gone(name: str) -> None:
+    """A detector fitted for a wrapped model is loaded for the plain one."""
+    plain = mlp()
+    assert find(plain, [name])[name] is plain[2][0]
+
+
 def in_threads(count: int, work: Callable[[int], None]) -> None:
     errors: list[BaseException] = []
 

@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels
-from hidden_uncertainty._pixel_grid import LatentMap, Lattice
+from hidden_uncertainty._pixel_grid import LatentMap
 from hidden_uncertainty._pixel_reading import Grid
 from hidden_uncertainty.density import _lattice
+from hidden_uncertainty.density._lattice import Lattice
 from hidden_uncertainty.head import Head, LayerHead
 from hidden_uncertainty.marginal import Categorical
 from hidden_uncertainty.reduce import Reduce, Reduction

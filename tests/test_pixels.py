@@ -384,3 +384,11 @@ def test_half_precision_models_get_single_precision_densities() -> None:
     assert torch.corrcoef(torch.stack([u.epistemic.flatten(), expected.flatten()]))[0, 1] > 0.95
     half = LatentDensity(copy.deepcopy(net).bfloat16(), "third", GaussianMixture(1), **options).fit([x.bfloat16()])
     assert half(x.bfloat16()).epistemic.dtype == torch.float32
+
+
+@pytest.mark.parametrize("n", [7, 100, 1000])
+def test_an_images_score_is_the_lowest_that_at_most_the_share_exceeds(n: int) -> None:
+    scores = torch.randperm(n, generator=torch.Generator().manual_seed(0)).double()
+    for above in range(n):
+        score = Pixels(share=above / n).image_score(scores)
+        assert int((scores > score).sum()) == above

@@ -142,3 +142,8 @@ def test_options_that_make_no_task():
 def test_a_task_is_rebuilt_from_its_configuration(task):
     rebuilt = from_config(task.config())
     assert type(rebuilt) is type(task) and rebuilt.config() == task.config()
+
+
+def test_an_output_for_every_pixel_is_told_what_to_pass():
+    with pytest.raises(ValueError, match=r"pass pixels=Pixels\(\) too"):
+        infer_task(torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8)), None)

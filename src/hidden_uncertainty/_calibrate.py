@@ -33,7 +33,8 @@ def calibrate(head: Head, unseen: Iterable[Reading]) -> None:
         known = torch.cat(surprise[name]) if surprise[name] else torch.zeros(0)
         if len(known) == 0:
             raise ValueError(
-                "there is nothing to calibrate with: of no input does any pixel count. Check the labels, or give more."
+                "there is nothing to calibrate with: no input came or was held out, or of none does any pixel count. "
+                "Give more, or check the labels of pixels."
             )
         calibration, conformal = Calibration().fit(known), None
         if errors[name]:

@@ -64,6 +64,8 @@ def fit_marginal(
             f"has condition={condition!r} too."
         )
     if features.classes is not None:
+        if marginal != "auto" and not isinstance(marginal, Categorical):
+            raise ValueError(f"marginal={marginal!r} is of numbers; classes are counted: leave it out.")
         if population is None:
             fitted = Categorical().fit(y, classes=max(features.classes, int(y.max()) + 1))
         else:
@@ -110,7 +112,7 @@ def refine(marginal: Marginal, parts: Mapping[str, LayerHead], features: Feature
     for name, part in parts.items():
         z, prediction = features.z[name][some.to(features.z[name].device)], features.prediction[some]
         while True:
-            largest = torch.cat([p.log_posterior.amax(1) for p, _, _ in part.posteriors(z, marginal, prediction)])
+            largest = torch.cat(part.posteriors(z, marginal, prediction, lambda p, *_: p.log_posterior.amax(1)))
             if float(largest.median()) < math.log(0.5):
                 break
             points = marginal.nodes(prediction[:1]).log_weight.shape[-1]

@@ -32,6 +32,8 @@ def fit_head(
         condition: what densities are conditioned on.
         progress: show bars; None shows them on a terminal.
     """
+    if len(features) == 0:
+        raise ValueError("there is nothing to fit to: no input came, or all were held out. Give more.")
     y = condition_of(features, condition)
     fitted = fit_marginal(marginal, y, features, condition).to(features.prediction.device)
     parts = {}

@@ -20,6 +20,11 @@ def chosen_layers(layers: str | Sequence[str] | Mapping[str, Reduce], default: R
         chosen = dict.fromkeys(layers, default)
         if len(chosen) != len(layers):
             raise ValueError(f"a layer is named twice in {list(layers)}.")
+    for name, reduce in chosen.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a layer is text, such as '0', not {name!r}.")
+        if not isinstance(reduce, Reduce):
+            raise TypeError(f"layers={{{name!r}: ...}} takes a Reduce(...), not {reduce!r}.")
     if not chosen:
         raise ValueError("name at least one layer. List them with layers(model, example).")
     return chosen
@@ -29,6 +34,8 @@ def chosen_densities(density: Density | Mapping[str, Density], layers: Mapping[s
     """The density of each layer, by name."""
     if isinstance(density, Density):
         return dict.fromkeys(layers, density)
+    if not isinstance(density, Mapping) or not all(isinstance(part, Density) for part in density.values()):
+        raise TypeError(f"density= takes a density such as GaussianMixture(), or one for each layer, not {density!r}.")
     if set(density) != set(layers):
         raise ValueError(f"density names the layers {list(density)}, layers= names {list(layers)}: name the same ones.")
     return dict(density)

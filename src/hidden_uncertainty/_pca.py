@@ -124,7 +124,8 @@ class StreamingPCA:
             self._scatter = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.device)
         else:
             self._right = _signs(self.dim, self.sketch, self.seed, self.device)  # Ω, then Q
-            self._left = torch.zeros(self.sketch, self.dim, device=self.device)  # (C Ω)ᵀ: rows are LAPACK's columns
+            # (C Ω)ᵀ: rows are LAPACK's columns
+            self._left = torch.zeros(self.sketch, self.dim, dtype=torch.float32, device=self.device)
         self._reset()
 
     def _reset(self) -> None:
@@ -273,7 +274,7 @@ def _nystrom(left: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
 
 def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """The product leftᵀ right (D, k), multiplied in float64 and kept in float32."""
-    out = torch.empty(left.shape[1], right.shape[1], device=left.device)
+    out = torch.empty(left.shape[1], right.shape[1], dtype=torch.float32, device=left.device)
     for rows, block in zip(out.split(1024), left.split(1024, dim=1), strict=True):
         rows.copy_(block.double().T @ right)
     return out

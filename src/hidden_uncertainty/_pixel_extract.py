@@ -81,11 +81,12 @@ class PixelExtractor(Extractor):
             name: _fit_reduction(ReductionFit(reduce, name, seed=self.seed), rows[f"z {name}"])
             for name, reduce in self.layers.items()
         }
-        return self._features(sampler, reductions), Images(self, loader, reductions, held_out)
+        return self._features(sampler, rows, reductions), Images(self, loader, reductions, held_out)
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Draw pixels of a loader, with reductions that were fitted before."""
-        return self._features(self._draw(loader, 0.0), reductions)
+        sampler = self._draw(loader, 0.0)
+        return self._features(sampler, sampler.rows(), reductions)
 
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Images:
         """All pixels of a loader's images, to calibrate with."""
@@ -138,8 +139,7 @@ class PixelExtractor(Extractor):
         assert sampler is not None  # a loader without batches has raised
         return sampler
 
-    def _features(self, sampler: Sampler, reductions: Mapping[str, Reduction]) -> Features:
-        rows = sampler.rows()
+    def _features(self, sampler: Sampler, rows: Mapping[str, Tensor], reductions: Mapping[str, Reduction]) -> Features:
         reduced = {name: _reduce(reductions[name], rows[f"z {name}"]) for name in self.layers}
         return Features(
             {name: z for name, (z, _) in reduced.items()},

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .density._lattice import Axis, Lattice
+
 Size = tuple[int, int]
-
-
-class Axis(NamedTuple):
-    """Where the pixels of one axis lie between the places of another: value = low + share · (high - low)."""
-
-    low: Tensor  # (size,) place before
-    high: Tensor  # (size,) place after
-    share: Tensor  # (size,) of the place after
-
-
-class Lattice(NamedTuple):
-    """Nodes that vectors are known at, and where the pixels of a grid lie between them."""
-
-    nodes: Tensor  # (n, h, w, d)
-    rows: Axis
-    columns: Axis
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.nodes.device
-
-    def to(self, device: torch.device) -> Lattice:
-        """The same on another device."""
-        rows, columns = (Axis(*(part.to(device) for part in axis)) for axis in self[1:])
-        return Lattice(self.nodes.to(device), rows, columns)
 
 
 def axis(places: int, pixels: int) -> Axis:

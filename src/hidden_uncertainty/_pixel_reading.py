@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ._pixel_grid import LatentMap, Lattice
+from ._pixel_grid import LatentMap
 from ._reading import Row
+from .density._lattice import Lattice
 from .extract import Condition
 from .pixels import Pixels
 from .reduce import Reduction

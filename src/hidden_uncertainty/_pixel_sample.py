@@ -101,7 +101,9 @@ class Reservoir:
             self._limit = keys[self.size - 1]
         self._keys, self.held = [keys[: self.size]], len(order)
         for parts in self._columns.values():
-            parts[:] = [torch.cat(parts)[order.to(parts[0].device)]]
+            joined = torch.cat(parts)
+            parts.clear()  # before the rows kept are copied
+            parts.append(joined[order.to(joined.device)])
 
 
 class Sampler:

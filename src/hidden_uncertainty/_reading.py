@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from ._pixel_grid import Lattice
+from .density._lattice import Lattice
 from .tasks import Prediction
 from .uncertainty import LayerScores
 

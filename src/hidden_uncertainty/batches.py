@@ -45,12 +45,20 @@ class Batch:
 
     def __len__(self) -> int:
         """Count the samples: the leading size of the first tensor."""
-        return next(_tensors((self.args, self.kwargs))).shape[0]
+        first = next(_tensors((self.args, self.kwargs)), None)
+        if first is None:
+            raise TypeError("there is no tensor among the inputs; the first dimension of one must count the samples")
+        return first.shape[0]
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with all its tensors on a device."""
         device = torch.device(device)
-        return Batch(_moved(self.args, device), _moved(self.kwargs, device), _moved(self.label, device))
+        # Towards the host a copy that does not block may be read before it is complete.
+        return self._map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+
+    def clone(self) -> Batch:
+        """Return the batch with copies of all its tensors, for networks that write into their inputs."""
+        return self._map(torch.clone)
 
     def digests(self) -> np.ndarray:
         """Hash each sample's inputs to 64 bits, the same wherever in whatever batch on whatever device it comes.
@@ -73,6 +81,9 @@ class Batch:
                 digest.update(content)
             digests[i] = int.from_bytes(digest.digest(), "little")
         return digests
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(_changed(self.args, change), _changed(self.kwargs, change), _changed(self.label, change))
 
 
 def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
@@ -149,7 +160,7 @@ def count(loader: Iterable[Any]) -> int | None:
     """
     try:
         return len(loader)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, NotImplementedError):  # what loaders over streams raise
         return None
 
 
@@ -228,16 +239,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same with every tensor in it changed."""
     if isinstance(value, Tensor):
-        # Towards the host a copy that does not block may be read before it is complete.
-        return value.to(device, non_blocking=device.type != "cpu")
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _moved(part, device) for key, part in value.items()}
+        return {key: _changed(part, change) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(part, device) for part in value))
+        return type(value)(*(_changed(part, change) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)(_moved(part, device) for part in value)
+        return type(value)(_changed(part, change) for part in value)
     return value
 
 

@@ -112,6 +112,17 @@ class Calibration(nn.Module):
             )
         return float(self.scores[rank - 1])
 
+    def covering(self, coverage: float) -> float:
+        """The score that at least a share `coverage` of in-distribution inputs stays within: `threshold(1 - coverage)`.
+
+        Example:
+            >>> Calibration().fit(torch.arange(1000.0)).covering(0.99)
+            990.0
+        """
+        _check_share("coverage", coverage)
+        # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
+        return self.threshold(round(1 - coverage, 12))
+
     def config(self) -> dict[str, Any]:
         """Arguments of `from_config`: how many scores there are, and their dtype."""
         return {"samples": len(self.scores), "dtype": str(self.scores.dtype).removeprefix("torch.")}

@@ -22,6 +22,7 @@ Tap = Callable[[Any], Any]
 a view: the next layer may write into the same memory."""
 
 _PARALLEL = (DataParallel, DistributedDataParallel)
+_WRAPPED = ("module", "_orig_mod")  # where wrappers hold their module
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -107,7 +108,8 @@ def watch(model: nn.Module, callbacks: Mapping[str, Callable[[Any], None]]) -> I
 def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
     """Find layers by their dotted names.
 
-    Wrappers are seen through: names are those of the wrapped model, with or without `module.` and `_orig_mod.`.
+    Wrappers are seen through: names are those of the wrapped model, with or without `module.` and `_orig_mod.`, also
+    once the wrapper is gone.
 
     Args:
         model: any `nn.Module`.
@@ -278,7 +280,9 @@ def _resolve(module: nn.Module, path: list[str]) -> nn.Module | None:
         found = _resolve(inner, path)
         return _resolve(inner, path[1:]) if found is None and path[0] == attribute else found
     child = dict(module._modules.items()).get(path[0])  # TorchScript's own kind of dictionary has no get
-    return None if child is None else _resolve(child, path[1:])
+    if child is None:
+        return _resolve(module, path[1:]) if path[0] in _WRAPPED else None
+    return _resolve(child, path[1:])
 
 
 def _parts(output: Any) -> dict[Any, Any]:

@@ -191,6 +191,7 @@ class LatentDensity:
                     "thresholds for pixels are calibrated over whole images, not over pixels that were drawn: call "
                     "fit_features(features), then calibrate(unseen_loader)."
                 )
+        self.extractor.take_task(features)
         return self._fit(features, calibration)
 
     def calibrate(self, loader: Iterable[Any]) -> Self:
@@ -238,11 +239,10 @@ class LatentDensity:
                 f"the distributions of {len(prediction):,} numbers on {len(points):,} points would take "
                 f"{len(prediction) * len(points) * 4 / 1e9:,.0f} GB: give fewer inputs at a time, or smaller ones."
             )
-        log_mass = [
-            posterior.log_posterior
-            for z, _, said in reading.rows(top)
-            for posterior, _, _ in head.layers[top].posteriors(z.to(head.device), head.marginal, said.to(head.device))
-        ]
+        log_mass: list[Tensor] = []
+        for z, _, said in reading.rows(top):
+            rows = z.to(head.device), head.marginal, said.to(head.device)
+            log_mass += head.layers[top].posteriors(*rows, lambda p, *_: p.log_posterior)
         return OutputDistribution(points, torch.cat(log_mass), prediction)
 
     def interval(self, u: Uncertainty, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
@@ -265,8 +265,7 @@ class LatentDensity:
                 "intervals are for networks that predict numbers and need labelled data that the network was not "
                 "trained on: call fit(train, calibration=unseen) with a loader that gives (x, y)."
             )
-        # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
-        half = conformal.threshold(round(1 - coverage, 12)) * u.expected_error
+        half = conformal.covering(coverage) * u.expected_error.to(u.prediction.device)
         return u.prediction - half, u.prediction + half
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
@@ -290,7 +289,7 @@ class LatentDensity:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what was fitted; the model stays where it is."""
-        self._fitted().to(device)
+        self._fitted().to(torch.device(device))  # precisions stay
         return self
 
     def save(self, path: str | PathLike[str]) -> None:

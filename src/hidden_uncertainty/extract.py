@@ -17,7 +17,7 @@ from .batches import Adapter, Batch, batches, count, require_repeatable
 from .capture import device_of, find, run, select
 from .progress import say, task
 from .reduce import Reduce, Reduction, ReductionFit
-from .tasks import Prediction, Task, infer_task
+from .tasks import Classification, Prediction, Regression, Task, infer_task
 
 Reader = Callable[[Tensor], Any]
 Condition = Literal["prediction", "label"]
@@ -145,7 +145,8 @@ class Extractor:
         stream = self._batches(loader)
         first = next(stream)
         fits = {name: ReductionFit(reduce, name, seed=self.seed) for name, reduce in self.layers.items()}
-        output = self._read(first, {name: fit.probe for name, fit in fits.items()}, 0)[0]
+        # Of a copy, as the batch is read again: networks may write into their inputs.
+        output = self._read(first.clone(), {name: fit.probe for name, fit in fits.items()}, 0)[0]
         if self.task is None:
             self.task = infer_task(output, first.label, self.output)
             say(f"task: {self.task.describe(self.task.predict(output))}. Pass task= to say otherwise.")
@@ -193,6 +194,13 @@ class Extractor:
         """What to calibrate with: readings of a loader."""
         return self.extract(loader, reductions)
 
+    def take_task(self, features: Features) -> None:
+        """Where no task was given, take the one that features of another detector show."""
+        if self.task is None:
+            if features.variance is not None:
+                raise ValueError("the features have the network's own variance: pass task=Regression(spread=...) too.")
+            self.task = Regression(self.output) if features.classes is None else Classification(self.output)
+
     def batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         """The batches of a loader, where the model is, with progress."""
         with task("scoring", count(loader), enabled=self.progress) as bar:
@@ -223,6 +231,8 @@ class Extractor:
         predictions, labels, apart = [], [], []
         with task("extracting features", total, enabled=self.progress) as bar:
             for index, batch in enumerate(stream):
+                # Before the network runs, which may write into its inputs.
+                apart.append(chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool))
                 output, reduced = self._read(batch, dict(reductions), index)
                 prediction = self.task.predict(output)
                 if len(prediction.value) != len(batch):
@@ -231,7 +241,6 @@ class Extractor:
                     kept[name].append(pair)
                 predictions.append(prediction)
                 labels.append(batch.label)
-                apart.append(chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool))
                 bar.advance()
         with_labels = [label for label in labels if label is not None]
         features = Features(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from . import marginal as marginals
-from ._pixel_grid import Lattice
 from ._precision import without_autocast
 from ._reading import Reading
 from .calibration import Calibration
 from .density import KINDS, Density
+from .density._lattice import Lattice
 from .inference import Posterior, infer
 from .marginal import Marginal, Nodes
 from .reduce import Reduction
@@ -22,6 +22,8 @@ from .uncertainty import LayerScores
 ROWS = 4096  # scored at a time at most, which bounds the memory of every density
 ROWS_ON_GPU = 1 << 16  # which small pieces would leave idle
 CELLS = 1 << 22  # rows times support points at a time
+
+T = TypeVar("T")
 
 
 class LayerHead(nn.Module):
@@ -56,10 +58,12 @@ class LayerHead(nn.Module):
             prediction: (n,), or (n, q).
             residual: (n,), which is passed on.
         """
-        parts = [
-            (posterior.log_evidence, posterior.entropy, posterior.log_entropy, _expected_error(posterior, nodes, said))
-            for posterior, nodes, said in self.posteriors(z, marginal, prediction)
-        ]
+        parts = self.posteriors(
+            z,
+            marginal,
+            prediction,
+            lambda p, nodes, said: (p.log_evidence, p.entropy, p.log_entropy, _expected_error(p, nodes, said)),
+        )
         evidence, entropy, log_entropy, error = map(_cat, zip(*parts, strict=True))
         assert evidence is not None
         epistemic = -evidence
@@ -67,23 +71,33 @@ class LayerHead(nn.Module):
         return LayerScores(epistemic, entropy, log_entropy, residual, p_value, error)
 
     def posteriors(
+        self,
+        z: Tensor | Lattice,
+        marginal: Marginal,
+        prediction: Tensor,
+        take: Callable[[Posterior, Nodes, Tensor], T],
+    ) -> list[T]:
+        """What `take` keeps of p(y | z) over the support, the support and the predictions, some rows at a time."""
+        # Not in the generator: left half way by an error, it would switch gradients and autocast when it is collected.
+        with torch.no_grad(), without_autocast(z.device):
+            return [take(*part) for part in self._posteriors(z, marginal, prediction)]
+
+    def _posteriors(
         self, z: Tensor | Lattice, marginal: Marginal, prediction: Tensor
     ) -> Iterator[tuple[Posterior, Nodes, Tensor]]:
-        """p(y | z) over the marginal's support, with the support and the predictions, some rows at a time."""
-        with torch.no_grad(), without_autocast(z.device):
-            given = marginal.nodes(prediction[:1])
-            if isinstance(z, Lattice):
-                start = 0
-                for log_prob in self.density.log_prob_between(z, given.points):
-                    said = prediction[start : start + len(log_prob)]
-                    start += len(said)
-                    nodes = marginal.nodes(said)
-                    yield infer(log_prob, *nodes[1:]), nodes, said
-                return
-            size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // given.log_weight.shape[-1]))
-            for rows, said in zip(z.split(size), prediction.split(size), strict=True):
+        given = marginal.nodes(prediction[:1])
+        if isinstance(z, Lattice):
+            start = 0
+            for log_prob in self.density.log_prob_between(z, given.points):
+                said = prediction[start : start + len(log_prob)]
+                start += len(said)
                 nodes = marginal.nodes(said)
-                yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said
+                yield infer(log_prob, *nodes[1:]), nodes, said
+            return
+        size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // given.log_weight.shape[-1]))
+        for rows, said in zip(z.split(size), prediction.split(size), strict=True):
+            nodes = marginal.nodes(said)
+            yield infer(self.density.log_prob(rows, nodes.points), *nodes[1:]), nodes, said
 
 
 class Head(nn.Module):

@@ -21,7 +21,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
 
 def weights(model: nn.Module) -> Tensor:
     """A few values of every parameter, evenly spaced, in one vector."""
-    parts = [torch.zeros(0)]
+    parts = [torch.zeros(0, dtype=torch.float32, device="cpu")]
     for _, parameter in _parameters(model):
         flat = parameter.detach().reshape(-1)
         if flat.numel() and flat.is_floating_point():
@@ -41,7 +41,7 @@ def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, p
             )
     found = weights(model)
     # One percent: a model cast to bfloat16 since then is still the same model.
-    if found.shape != values.shape or not torch.allclose(found, values, rtol=1e-2, atol=1e-6):
+    if found.shape != values.shape or not torch.allclose(found, values.float(), rtol=1e-2, atol=1e-6):
         warnings.warn(
             f"the model's weights are not those that '{path}' was fitted for, and scores mean nothing for other ones. "
             "Load the weights it was fitted for, or fit again.",

@@ -101,6 +101,7 @@ class Pixels:
             tensor(3.)
         """
         above = int(self.share * len(scores))
+        above += (above + 1) / len(scores) <= self.share  # 0.29 * 100 rounds to just below 29
         return scores.kthvalue(len(scores) - above).values
 
     def config(self) -> dict[str, Any]:

@@ -221,11 +221,14 @@ def infer_task(output: Any, label: Tensor | None, choose: int | str | None, *, p
     numbers, classes = _may_be_pixels(scores, label) if pixels else _may_be(scores, label)
     if numbers != classes:
         return Regression(choose) if numbers else Classification(choose)
+    hint = (
+        " Of one prediction a pixel, (n, C, H, W), pass pixels=Pixels() too." if scores.dim() > 3 and not pixels else ""
+    )
     with_labels = "without labels" if label is None else f"with labels {_show(label)} of {label.dtype}"
     raise ValueError(
         f"an output of {_show(scores)} {with_labels} does not say what the network predicts. "
         "If the outputs are scores of classes, pass task='classification'; if they are numbers, task='regression'; if "
-        "they are a mean and a variance, task=Regression(spread='columns')."
+        f"they are a mean and a variance, task=Regression(spread='columns').{hint}"
     )
 
 

@@ -145,7 +145,7 @@ def test_only_dropout_is_in_training_mode_while_it_runs() -> None:
 
     model = nn.Sequential(*classifier(), Looks()).train()
     MCDropout(model, task="classification")(inputs())
-    assert modes == [[False, False, False, True, False, False]]
+    assert modes and all(found == [False, False, False, True, False, False] for found in modes)
 
 
 @pytest.mark.parametrize(("samples", "n", "max_rows", "passes"), [(10, 6, 512, 1), (10, 6, 24, 3), (10, 6, 5, 10)])
@@ -153,6 +153,7 @@ def test_how_many_passes(samples: int, n: int, max_rows: int, passes: int) -> No
     rows = []
     model = classifier()
     method = MCDropout(model, samples, max_rows=max_rows, task="classification")
+    method(inputs(n))  # the first looks whether rows share masks, with a pass more
     handle = model[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
     method(inputs(n))
     handle.remove()
@@ -225,13 +226,13 @@ def test_dropout_inside_attention_and_recurrent_layers() -> None:
 class Shared(nn.Module):
     """Drops of a table that all rows share, as of embeddings of positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.ones(1, 7))
+        self.table = nn.Parameter(torch.ones(shape))
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.sum(1, keepdim=True) + self.drop(self.table)).sum(1)
+        return x.sum(1) + self.drop(self.table).sum()
 
 
 class Graph(nn.Module):
@@ -259,7 +260,8 @@ class TimeFirst(nn.Module):
 @pytest.mark.parametrize(
     ("model", "args", "n"),
     [
-        (Shared(), (torch.randn(5, 3),), 5),
+        (Shared(1, 7), (torch.randn(5, 3),), 5),
+        (Shared(150, 2), (torch.randn(5, 3),), 5),  # as many places as there are repeated rows
         (Graph(), (torch.rand(6, 2) + 1, torch.tensor([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])), 6),
         (TimeFirst(), (torch.randn(3, 5, 4),), 5),
     ],
@@ -276,15 +278,15 @@ def test_keywords_scalars_and_nested_inputs_are_repeated() -> None:
     class Takes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.drop, self.rows = nn.Dropout(0.5), 0
+            self.drop, self.rows = nn.Dropout(0.5), list[int]()
 
         def forward(self, pair: tuple[Tensor, Tensor], *, scale: Tensor, more: dict[str, Tensor], flag: bool) -> Tensor:
-            self.rows = len(pair[0])
+            self.rows.append(len(pair[0]))
             return self.drop(pair[0] * scale + pair[1] + more["x"]).sum(1)
 
     model, x = Takes(), inputs()
     u = MCDropout(model, 10, task="regression")((x, x), scale=torch.tensor(2.0), more={"x": x}, flag=True)
-    assert model.rows == 60
+    assert model.rows == [60, 6]
     assert u.epistemic.shape == (6,)
 
 

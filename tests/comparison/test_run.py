@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import blobs
-from hidden_uncertainty import GaussianMixture, LatentDensity, Uncertainty, metrics
+from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Uncertainty, metrics
 from hidden_uncertainty.baselines import Mahalanobis, NearestNeighbours
 from hidden_uncertainty.comparison import FORWARD, compare
 
@@ -92,6 +92,36 @@ def test_numbers_have_errors_of_their_own():
     assert found.value("half", "ause epistemic") == pytest.approx(metrics.ause(x.norm(dim=1), error))
     assert found.value("half", "ause aleatoric") == pytest.approx(metrics.ause(x.abs().sum(1), error))
     assert found.value("half", "accuracy") is None
+
+
+def test_maps_of_numbers_have_an_error_a_pixel():
+    class Scaled:
+        def predict(self, loader):
+            x = torch.cat([x for x, _ in loader])
+            return Uncertainty(0.5 * x[:, 0], x[:, 1], x[:, 2])
+
+    x = torch.rand(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    found = compare({"scaled": Scaled()}, [(x, x[:, 0])], {"far": [(9 * x, x[:, 0])]}, rounds=1)
+    assert found.value("scaled", "ause epistemic") == pytest.approx(metrics.ause(x[:, 1], 0.5 * x[:, 0]))
+    assert found.value("scaled", "ause aleatoric") == pytest.approx(metrics.ause(x[:, 2], 0.5 * x[:, 0]))
+
+
+def test_pixels_to_ignore_are_no_errors():
+    class Segments:
+        pixels = Pixels(ignore=255)
+
+        def predict(self, loader):
+            x = torch.cat([x for x, _ in loader])
+            return Uncertainty((x[:, 0] > 0).long(), x[:, 1])
+
+    x = torch.randn(4, 2, 5, 6, generator=torch.Generator().manual_seed(0))
+    truth = (x[:, 0] > 0.5).long()
+    label = truth.clone()
+    label[:, :2] = 255
+    found = compare({"network": Segments()}, [(x, label)], {"far": [(9 * x, label)]}, rounds=1)
+    correct = ((x[:, 0] > 0) == truth)[:, 2:]
+    assert found.value("network", "accuracy") == pytest.approx(float(correct.double().mean()))
+    assert found.value("network", "aurc epistemic") == pytest.approx(metrics.aurc(x[:, 1, 2:], correct))
 
 
 def test_a_loader_may_shuffle():

@@ -111,3 +111,15 @@ def test_the_picture_goes_where_it_is_told(comparison):
     assert alone.figure.axes == [alone]
     with pytest.raises(ValueError, match="there is nothing to draw"):
         Comparison([]).plot()
+
+
+def test_data_without_an_auroc_has_no_marks():
+    rows = [row("one", "fpr95", 0.25, "a"), row("one", "auroc", 0.75, "b")]
+    marks = {line.get_label(): line.get_xydata() for line in Comparison(rows).plot().lines}
+    assert len(marks["a"]) == 0
+    assert marks["b"][:, 0].tolist() == [0.75]
+
+
+def test_bars_in_names_make_no_columns():
+    lines = Comparison([row("p(y|x)", "auroc", 0.5, "a|b")]).to_markdown().splitlines()
+    assert lines == [r"| method | AUROC, a\|b |", "| --- | --: |", r"| p(y\|x) | 0.500 |"]

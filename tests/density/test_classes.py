@@ -297,6 +297,15 @@ def test_degenerate_features_with_several_components(covariance: Covariance, kin
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_nothing_lies_between_values_that_repeat(covariance: Covariance, dtype: torch.dtype) -> None:
+    z = torch.tensor([0.0, 10.0], dtype=dtype).repeat_interleave(50)[:, None].expand(-1, 6)
+    density = GaussianMixture(5, covariance=covariance).fit(z, torch.zeros(100, dtype=torch.long))
+    between = torch.tensor([2.5, 5.0], dtype=dtype)[:, None].expand(-1, 6)
+    assert (density.log_prob(between, density.classes) < -1e6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("kind", "covariance", "classes"),
     [

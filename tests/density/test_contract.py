@@ -203,6 +203,13 @@ def test_finite_however_far(case: Case, size: float) -> None:
     assert scores.max() < case.score(case.fitted).min()
 
 
+def test_data_whose_squares_overflow(case: Case) -> None:
+    dtype = case.score(case.fitted).dtype
+    z = case.z.to(dtype) * (1e18 if dtype == torch.float32 else 1e140)
+    with pytest.raises(ValueError, match=rf"z reaches .*, whose square {dtype} cannot hold: rescale z"):
+        case.build(0).fit(z, case.y)
+
+
 def test_unfitted(case: Case) -> None:
     with pytest.raises(RuntimeError, match=r"not fitted: call fit\(z, y\) first"):
         case.score(case.build(0))

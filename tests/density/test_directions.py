@@ -96,6 +96,14 @@ def test_residual_off_a_thin_manifold_keeps_its_digits() -> None:
     torch.testing.assert_close(directions(off)[1].double(), double(off.double())[1], rtol=1e-3, atol=1e-2)
 
 
+def test_a_thin_manifold_far_from_zero() -> None:
+    a, b = torch.randint(-40, 40, (2, 600), generator=torch.Generator().manual_seed(0)).float()
+    z = torch.stack([a, b, a + b, 2 * a - b], dim=1) + 2**22 * torch.tensor([1, 1, 2, 1])  # exact, unlike its mean
+    directions = Directions().fit(z, held_out=first(600, 60))
+    assert directions.kept == 2
+    assert (directions(z)[1] - directions.log_scale).min() > -5  # two directions dropped, in nats
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rank", [3, 6])
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e10])

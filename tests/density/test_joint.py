@@ -221,6 +221,12 @@ def test_few_samples_get_fewer_components() -> None:
     assert tiny.log_prob(z, y).isfinite().all()
 
 
+def test_samples_that_repeat_are_not_too_few() -> None:
+    z, y = draw(4, 3, 1)
+    density = JointMixture(10, noise=1e-3).fit(z.repeat(50, 1), y.repeat(50))  # a warning would be an error
+    assert len(density.conditional.y_scale) < 10
+
+
 def test_says_when_it_did_not_converge() -> None:
     with pytest.warns(UserWarning, match="did not converge in max_iter=1 steps"):
         JointMixture(4, max_iter=1).fit(*draw(300, 4, 1))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from hidden_uncertainty._pixel_grid import Axis, LatentMap, Lattice, axis
+from hidden_uncertainty._pixel_grid import LatentMap, axis
 from hidden_uncertainty.density import ConditionalFlow, GaussianMixture, _lattice
 from hidden_uncertainty.density._em import Covariance
-from hidden_uncertainty.density._lattice import node_squares
+from hidden_uncertainty.density._lattice import Axis, Lattice, node_squares
 from hidden_uncertainty.density._packed import pack, shifts
 
 Size = tuple[int, int]

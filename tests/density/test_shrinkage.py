@@ -152,6 +152,15 @@ def test_a_component_that_nothing_belongs_to_does_not_count(how: Shrinkage) -> N
 
 
 @pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("scale", [1e-14, 1.0, 1e10])
+def test_fourth_powers_beyond_float32(how: Shrinkage, scale: float) -> None:
+    x = torch.from_numpy(scale * rows(30, 5))[None]
+    fine, coarse = (maximise(z, torch.ones_like(z[..., :1]), Options(shrinkage=how))[2] for z in (x, x.float()))
+    assert fine is not None and coarse is not None and 0 < fine.intensity < 1
+    torch.testing.assert_close(coarse.intensity, fine.intensity, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("how", KINDS)
 def test_the_target_is_found_at_the_start_and_held(how: Shrinkage) -> None:
     x = torch.from_numpy(np.concatenate([rows(30, 5), rows(30, 5, seed=1) + 5]))[None]
     start = torch.eye(2, dtype=torch.float64)[torch.arange(60) // 30][None]

@@ -316,6 +316,7 @@ def test_errors_of_options(kind: type[Continuous], options: dict, text: str) -> 
         (torch.tensor([1.0, math.nan, math.inf, 2.0]), ValueError, "2 of 4 predictions hold NaN or infinity"),
         (torch.full((750,), 0.5), ValueError, r"all 750 predictions are 0\.5: a constant has no density\. Check that"),
         (torch.tensor([[1.0, 2.0], [3.0, 2.0]]), ValueError, "number 1 of all 2 predictions is 2: it has no density"),
+        (torch.tensor([1.0, 1e18]), ValueError, r"reach 1e\+18 .* float32 cannot hold: rescale them"),
         (torch.tensor([1.0, 1e30]), ValueError, r"reach 1e\+30 .* float32 cannot hold: rescale them"),
     ],
 )

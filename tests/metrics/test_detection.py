@@ -135,6 +135,14 @@ def test_expected_calibration_error_is_the_paper_s(pairs: list[tuple[float, bool
     assert ours == pytest.approx(guo(confidence, correct, bins), abs=1e-12)
 
 
+@pytest.mark.parametrize("bins", [3, 10, 15, 20, 100])
+def test_a_confidence_at_the_end_of_a_bin_is_in_it(bins: int) -> None:
+    for b in range(1, bins):  # two in one bin, one right and one wrong, whose gaps cancel in part
+        inside = (b - 0.5) / bins
+        ours = metrics.expected_calibration_error([b / bins, inside], [True, False], bins=bins)
+        assert ours == pytest.approx(abs(1 - b / bins - inside) / 2, abs=1e-12)
+
+
 def test_expected_calibration_error_is_the_gap_of_the_calibration_curve() -> None:
     generator = torch.Generator().manual_seed(0)
     confidence = torch.rand(5000, generator=generator, dtype=torch.float64)

@@ -280,3 +280,21 @@ def test_nan_found_on_a_gpu_is_told_when_a_metric_is_read() -> None:
             read(meter)
     with pytest.raises(ValueError, match="scores hold 3 NaN"):
         PixelDetection(12).merge(meter).precision_recall()
+
+
+def test_ten_billion_pixels_do_not_overflow() -> None:
+    meter = PixelDetection(12)
+    meter.update([0.1, 0.2, 0.3, 0.4, 0.4001], torch.tensor([False, True, False, True, False]))
+    few = meter.auroc
+    for _ in range(32):
+        meter.merge(meter)
+    assert few.low < few.high
+    assert [meter.auroc, meter.auroc.low, meter.auroc.high] == pytest.approx([few, few.low, few.high], rel=1e-12)
+
+
+def test_lists_of_numbers_keep_their_digits() -> None:
+    negative, positive = [-1e300, 1e200, 0.1], [1e300, 0.1 + 1e-9]
+    meter = PixelDetection(12)
+    meter.update([*negative, *positive], [False] * 3 + [True] * 2)
+    assert meter.auroc.low <= metrics.auroc(negative, positive) <= meter.auroc.high
+    assert meter.auroc.low < meter.auroc.high  # in one bin as float32, but no ties

@@ -232,3 +232,10 @@ def test_save_leaves_the_old_file_when_it_cannot_make_the_new(tmp_path: Path, mo
     with pytest.raises(OSError, match="disk full"):
         plots.save(plots.new_axes(), path)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("plot.png", "old")]
+
+
+@pytest.mark.parametrize("scores", [[4e37, 4e37], [-1e17], [1e9, 1e9 + 2e-7], [0.0, 0.0]])
+def test_scores_that_are_all_but_equal_have_bars(scores: list[float]) -> None:
+    heights, edges = outlines(plots.plot_scores({"a": scores}))["a"]
+    assert (np.diff(edges) > 0).all()
+    assert np.sum(heights * np.diff(edges)) == pytest.approx(1)

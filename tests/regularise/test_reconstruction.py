@@ -106,6 +106,16 @@ def test_a_copied_model_is_not_listened_to() -> None:
     assert float(penalty(x).detach()) > 0
 
 
+def test_a_layer_that_is_called_twice_has_no_one_activation() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu)
+    x = torch.rand(3, 4)
+    penalty = Reconstruction(model, "1", nn.Linear(4, 4))
+    model(x)
+    with pytest.raises(RuntimeError, match="'1' is called more than once"):
+        penalty(x)
+
+
 def test_reconstructions_to_look_at() -> None:
     model, decode, x = perceptron(), decoder(), images()
     with torch.no_grad(), Reconstruction(model.eval(), "3", decode) as penalty:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..inference import infer
 
+CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at a time
+
 
 class Parts(NamedTuple):
     """A prediction for n inputs and the two kinds of uncertainty, in the order of `Uncertainty`."""
@@ -42,6 +44,14 @@ def decompose_classes(scores: Tensor) -> Parts:
         >>> parts.aleatoric, parts.epistemic
         (tensor([0.6931, 0.0000]), tensor([0.0000, 0.6931]))
     """
+    # Some inputs at a time: of maps, all that lies on the way would take gigabytes, and on a CPU no cache holds it.
+    cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
+    rows = max(1, cells // (scores.shape[0] * scores.shape[2]))
+    parts = [_decompose(part) for part in scores.split(rows, dim=1)]
+    return parts[0] if len(parts) == 1 else Parts(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def _decompose(scores: Tensor) -> Parts:
     members, n, classes = scores.shape
     posterior = infer(scores.flatten(0, 1), scores.new_zeros(classes))
     assert posterior.log_entropy is not None
@@ -52,9 +62,10 @@ def decompose_classes(scores: Tensor) -> Parts:
     t = log_mean - log_p  # (K, n, C), at least -log K
     p = log_p.exp()
     small = t.abs() < 0.25  # there e^t - 1 - t loses digits, which its series keeps
-    series = torch.ones_like(t)
+    one = t.new_ones(())
+    series = one
     for k in range(9, 2, -1):
-        series = 1 + t / k * series
+        series = torch.addcmul(one, t, series, value=1 / k)  # 1 + t / k · series
     far = log_mean.exp() - p - p * t  # never p · e^t: e^t overflows where p is zero
     information = torch.where(small, p * t.square() / 2 * series, far).sum(-1).mean(0)
     return Parts(

@@ -71,6 +71,7 @@ class MCDropout(OutputBaseline):
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
         self.samples, self.seed, self.max_rows = samples, seed, max_rows
+        self._apart: bool | None = None  # whether rows have masks of their own; None until a batch was repeated
         _dropout(model)
 
     def score(self, batch: Batch) -> Uncertainty:
@@ -83,35 +84,40 @@ class MCDropout(OutputBaseline):
         # 128 or fewer, which fit its caches; on an H200, passes of 512 took a third to a half of sample by sample.
         on_cpu = (device_of(self.model) or torch.device("cpu")).type == "cpu"
         rows = self.max_rows or (128 if on_cpu else 512)
-        most = rows // max(len(batch), 1) if _repeatable((batch.args, batch.kwargs), len(batch)) else 1
-        samples, independent = self._sample(batch, task, max(most, 1))
-        if not independent:
-            samples, _ = self._sample(batch, task, 1)
+        repeat = self._apart is not False and _repeatable((batch.args, batch.kwargs), len(batch))
+        most = rows // max(len(batch), 1) if repeat else 1
+        samples = self._sample(batch, task, max(most, 1)) or self._sample(batch, task, 1)
         return self.combine(task, samples)
 
-    def _sample(self, batch: Batch, task: Task, most: int) -> tuple[list[Prediction], bool]:
-        """Draw the samples, at most so many a pass, as far as the rows of a repeated batch prove independent."""
+    def _sample(self, batch: Batch, task: Task, most: int) -> list[Prediction]:
+        """Draw the samples, at most so many a pass; none where the rows of a repeated batch share a mask."""
         layers = _dropout(self.model)
-        shapes: list[torch.Size | None] = []  # of what dropout gave in one pass; None where that is no tensor
-        callbacks = dict.fromkeys(layers, lambda output: shapes.append(getattr(output, "shape", None)))
+        sizes: list[int] = []  # of what dropout gave in one pass; 0 where that is no tensor
+        callbacks = dict.fromkeys(layers, lambda output: sizes.append(_size(output)))
         samples: list[Prediction] = []
         with watch(self.model, callbacks) as inner, _switched_on(inner), _seeded(self.seed, inner):
             for start in range(0, self.samples, most):
                 times = min(most, self.samples - start)
-                shapes.clear()
+                sizes.clear()
                 output = _call(inner, batch, times)
-                if not shapes:
+                if not sizes:
                     raise RuntimeError(
                         f"none of the model's dropout layers ({', '.join(map(repr, layers))}) was called, so that all "
                         "samples would be the same. Choose a model whose forward calls them."
                     )
                 value, classes, variance = self.read(output, task)
-                if times > 1 and not _independent(len(value), times * len(batch), shapes):
-                    return [], False
+                if times > 1 and self._apart is None:
+                    repeated = list(sizes)
+                    sizes.clear()
+                    with _seeded(self.seed, inner):  # and then on with the samples
+                        _call(inner, batch, 1)
+                    self._apart = len(value) == times * len(batch) and repeated == [times * size for size in sizes]
+                if times > 1 and not self._apart:
+                    return []
                 rows = (times, len(value) // times)
                 variance = None if variance is None else variance.reshape(*rows, *variance.shape[1:])
                 samples.append(Prediction(value.reshape(*rows, *value.shape[1:]), classes, variance))
-        return samples, True
+        return samples
 
 
 def _dropout(model: nn.Module) -> dict[str, nn.Module]:
@@ -180,9 +186,8 @@ def _call(model: nn.Module, batch: Batch, times: int) -> Any:
         raise
 
 
-def _independent(given: int, rows: int, shapes: list[torch.Size | None]) -> bool:
-    """Whether the output has a row for each input, and dropout saw all rows: else they share a mask."""
-    return given == rows and (rows == 0 or all(any(size % rows == 0 for size in shape) for shape in shapes if shape))
+def _size(output: Any) -> int:
+    return output.numel() if isinstance(output, Tensor) else 0
 
 
 def _repeatable(inputs: Any, n: int) -> bool:

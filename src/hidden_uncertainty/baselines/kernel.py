@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._condition import Condition
 from .features import FeatureBaseline, Layers, LayerScore, Options
-from .neighbours import QUERIES, Backend, Labelled, check_search, squared_distances
+from .neighbours import POINTS, QUERIES, Backend, Labelled, center_of, check_search, squared_distances
 
 How = Literal["ratio", "gaussian"]
 Rule = Literal["scott", "silverman"]
@@ -36,7 +36,7 @@ class _Gaussian(LayerScore):
         super().__init__()
         self.bandwidth = bandwidth
         self.register_buffer("points", points.detach().clone())
-        self.register_buffer("center", points.mean(0, dtype=torch.float64))
+        self.register_buffer("center", center_of(points))
 
     def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         total = torch.cat([self._log_sum(rows) for rows in z.split(QUERIES)])
@@ -125,6 +125,8 @@ def find_bandwidth(z: Tensor, bandwidth: float | Rule) -> float:
     if not isinstance(bandwidth, str):
         return float(bandwidth)
     count, dim = z.shape
-    scale = math.sqrt(float(z.double().var(0, correction=0).mean()))
+    center = center_of(z)
+    squares = sum(float((some.double() - center).square().sum()) for some in z.split(POINTS))
+    scale = math.sqrt(squares / z.numel())
     effective = count if bandwidth == "scott" else count * (dim + 2) / 4
     return float(scale * effective ** (-1 / (dim + 4)))

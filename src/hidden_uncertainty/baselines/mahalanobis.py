@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from .._condition import Condition
 from ..batches import Batch
 from ..capture import select, watch
-from ..density._em import Options as Fitting
-from ..density._em import distances, maximise
-from ..density._shrinkage import Shrinkage
+from ..density._em import distances
+from ..density._linalg import gram, precision_factor
+from ..density._shrinkage import Shrinkage, find_target
 from ..extract import Features
 from ..uncertainty import Uncertainty
 from .features import FeatureBaseline, Layers, LayerScore, Options
+
+ROWS = 1 << 14  # in float64 at a time: of a million activations a copy takes gigabytes
 
 
 class Gaussians(nn.Module):
@@ -37,24 +39,47 @@ class Gaussians(nn.Module):
 
     def __init__(self, z: Tensor, y: Tensor, *, shrinkage: Shrinkage | None, ridge: float) -> None:
         super().__init__()
-        counts = y.unique(return_counts=True)[1].tolist()
-        rows = z.double()[y.argsort(stable=True)].split(counts)
-        mean = torch.stack([part.mean(0) for part in rows])  # (C, d)
-        centred = torch.cat([part - middle for part, middle in zip(rows, mean, strict=True)])
-        everything = centred.new_ones(1, len(centred), 1)
-        fit, sound, _ = maximise(centred[None], everything, Fitting("full", shrinkage, ridge))
-        if not bool(sound):
+        _, y, counts = y.unique(return_inverse=True, return_counts=True)
+        rows = y.argsort(stable=True).split(counts.tolist())
+        mean = torch.stack([_mean(z, some) for some in rows])  # (C, d)
+        covariance, fourth = _scatter(z, mean, y)
+        covariance = (covariance / len(z))[None, None]
+        if shrinkage is not None:
+            count = fourth.new_full((1, 1), len(z))
+            covariance = find_target(covariance, count, fourth.view(1, 1), shrinkage).shrink(covariance)
+        covariance = covariance[0, 0]
+        covariance.diagonal().add_(ridge)
+        factor, good = precision_factor(covariance)
+        # What each feature has beyond those before it must stand clear of the rounding in its variance.
+        clear = factor.diagonal().pow(-2) > 32 * torch.finfo(torch.float64).eps * covariance.diagonal()
+        if not bool(good & clear.all()):
             raise ValueError(
                 f"the covariance of {len(z):,} activations of {z.shape[1]} dimensions is singular to working precision "
                 f"even with ridge={ridge:g}: raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions."
             )
-        self.register_buffer("center", z.double().mean(0))
-        self.register_buffer("factor", fit.factor[0, 0])
+        self.register_buffer("center", (counts[:, None] * mean).sum(0) / len(z))
+        self.register_buffer("factor", factor)
         self.register_buffer("bias", (mean - self.center) @ self.factor)
 
     def forward(self, z: Tensor) -> Tensor:
         """Squared Mahalanobis distances of z (n, d) to every mean: (n, C)."""
         return distances((z - self.center)[None], self.factor[None], self.bias[None], "tied")[0]
+
+
+def _mean(z: Tensor, rows: Tensor) -> Tensor:
+    """The mean of some rows of z (n, d), in float64: (d,)."""
+    return torch.stack([z[some].double().sum(0) for some in rows.split(ROWS)]).sum(0) / len(rows)
+
+
+def _scatter(z: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ (z - μ_y)(z - μ_y)ᵀ in float64, (d, d), and Σ ‖z - μ_y‖⁴."""
+    dim = z.shape[1]
+    scatter, fourth = mean.new_zeros(dim, dim), mean.new_zeros(())
+    for some, classes in zip(z.split(ROWS), y.split(ROWS), strict=True):
+        centred = some.double() - mean[classes]
+        scatter += gram(centred[None])[0]
+        fourth += centred.square().sum(1).square().sum()
+    return scatter, fourth
 
 
 class _Nearest(LayerScore):

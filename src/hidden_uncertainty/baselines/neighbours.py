@@ -15,6 +15,7 @@ from .features import FeatureBaseline, Layers, LayerScore, Options
 Backend = Literal["torch", "faiss", "auto"]
 
 QUERIES, POINTS = 256, 16384  # of one block of distances: 32 MB
+CELLS = 1 << 20  # numbers of one block of differences: 8 MB
 
 
 def squared_distances(rows: Tensor, points: Tensor, center: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -30,6 +31,11 @@ def squared_distances(rows: Tensor, points: Tensor, center: Tensor) -> Iterator[
     for start in range(0, len(points), POINTS):
         block = points[start : start + POINTS].double() - center
         yield start, torch.addmm(own + block.square().sum(1), rows, block.mT, alpha=-2).clamp_(min=0)
+
+
+def center_of(points: Tensor) -> Tensor:
+    """The mean of points (n, d) in float64, without a copy of all of them: (d,)."""
+    return torch.stack([some.double().sum(0) for some in points.split(POINTS)]).sum(0) / len(points)
 
 
 class Index(nn.Module):
@@ -54,7 +60,7 @@ class Index(nn.Module):
         if most > len(points):
             raise ValueError(f"k={most} neighbours are asked for, but there are {len(points):,} training inputs.")
         self.register_buffer("points", points.detach().clone())
-        self.register_buffer("center", points.mean(0, dtype=torch.float64))
+        self.register_buffer("center", center_of(points))
         self._faiss: Any = None
         if backend == "auto":
             backend = "faiss" if find_spec("faiss") is not None and points.device.type == "cpu" else "torch"
@@ -70,8 +76,10 @@ class Index(nn.Module):
         found = []
         for rows in z.double().split(QUERIES):
             index = self._candidates(rows, k)
-            away = (rows[:, None] - self.points[index].double()).square().sum(-1).sqrt()  # (r, k)
-            away, order = away.sort(dim=1, stable=True)
+            few = max(1, CELLS // (k * z.shape[1]))
+            parts = zip(rows.split(few), index.split(few), strict=True)
+            squares = [(some[:, None] - self.points[near].double()).square().sum(-1) for some, near in parts]
+            away, order = torch.cat(squares).sqrt().sort(dim=1, stable=True)  # (r, k)
             found.append((away, index.gather(1, order)))
         distances, indices = zip(*found, strict=True)
         return torch.cat(distances), torch.cat(indices)

@@ -40,9 +40,9 @@ def draw(comparison: Comparison, ax: Axes | None = None) -> Axes:
         # One below the other: equal marks would hide each other.
         shift = 0.6 * ((i + 0.5) / len(comparison.ood) - 0.5)
         found = [(comparison.value(name, "auroc", ood), place + shift) for place, name in enumerate(methods)]
-        there = [(value, place) for value, place in found if value is not None]
+        there = {place: value for value, place in found if value is not None}
         colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
-        ax.plot(*zip(*there, strict=True), mark, color=colour, markersize=5, label=ood)
+        ax.plot(list(there.values()), list(there), mark, color=colour, markersize=5, label=ood)
     ax.axvline(0.5, color=GREY, linewidth=1, linestyle=(0, (2, 2)))  # chance
     ax.set_yticks(range(len(methods)), methods)
     ax.set_ylim(len(methods) - 0.5, -0.5)

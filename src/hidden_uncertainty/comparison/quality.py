@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import metrics
+from ..pixels import Pixels
 from ..uncertainty import Uncertainty
 
 
@@ -24,12 +25,13 @@ def detection(known: Uncertainty, unknown: Uncertainty) -> dict[str, float]:
     }
 
 
-def errors(u: Uncertainty, label: Tensor | None) -> dict[str, float]:
+def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -> dict[str, float]:
     """How large the errors are, and how well each score ranks them; nothing without labels.
 
     Args:
         u: predictions with their scores.
         label: what is true of each input: a class where classes are predicted, else numbers.
+        pixels: says which labels of pixels to ignore.
 
     Example:
         >>> u = Uncertainty(torch.tensor([1, 1]), torch.tensor([0.1, 0.2]))
@@ -48,12 +50,14 @@ def errors(u: Uncertainty, label: Tensor | None) -> dict[str, float]:
     # In the order of its logarithm the aleatoric score also ranks inputs whose entropy underflows.
     scores = {"epistemic": u.epistemic, "aleatoric": u.aleatoric if u.log_aleatoric is None else u.log_aleatoric}
     given = {name: score for name, score in scores.items() if score is not None}
+    if pixels is not None:
+        valid = pixels.valid(label)
+        prediction, label = prediction[valid], label[valid]
+        given = {name: score[valid] for name, score in given.items()}
     if prediction.is_floating_point():
-        error = (
-            (prediction.double() - label.double()).flatten(1).norm(dim=1)
-            if prediction.dim() > 1
-            else prediction - label
-        )
+        error = prediction.double() - label.double()
+        if error.shape != given["epistemic"].shape:  # a vector an input
+            error = error.flatten(1).norm(dim=1)
         return {
             "rmse": metrics.rmse(prediction, label),
             **{f"ause {name}": metrics.ause(score, error) for name, score in given.items()},

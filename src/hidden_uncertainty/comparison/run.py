@@ -14,6 +14,7 @@ from torch import nn
 
 from ..batches import Adapter, batches
 from ..capture import device_of, watch
+from ..pixels import Pixels
 from ..progress import task
 from ..uncertainty import Uncertainty
 from .data import Labelled, check
@@ -52,7 +53,8 @@ def compare(
     ====================  =============================================================================================
     `auroc`               of the epistemic score, in-distribution inputs against the others; so are
                           `average precision` and `fpr95`
-    `accuracy`            of predictions on the in-distribution inputs, where they have labels; `rmse` of numbers
+    `accuracy`            of predictions on the in-distribution inputs, where they have labels; `rmse` of numbers; of
+                          pixels, without those that the method's `pixels.ignore` names
     `aurc epistemic`      risk-coverage area there, ranked by the epistemic score; `ause epistemic` of numbers
     `aurc aleatoric`      the same, ranked by the aleatoric score, of methods that have one
     `fit seconds`         of one call of `fit`, with the network's passes over the training data
@@ -161,7 +163,9 @@ def _fit(method: Any, train: Iterable[Any], calibration: Iterable[Any] | None) -
 def _score(method: Method, known: Labelled, ood: Mapping[str, Iterable[Any]], counts: dict[str, int]) -> Found:
     inside = _uncertainty(method, known)
     counts["in_distribution"] = len(inside)
-    found: Found = {(None, metric): value for metric, value in errors(inside, known.label()).items()}
+    pixels = getattr(method, "pixels", None)
+    ranked = errors(inside, known.label(), pixels if isinstance(pixels, Pixels) else None)
+    found: Found = {(None, metric): value for metric, value in ranked.items()}
     for name, loader in ood.items():
         outside = _uncertainty(method, loader)
         counts[name] = len(outside)

@@ -67,8 +67,18 @@ def as_markdown(comparison: Comparison) -> str:
             heads = ["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]
             lines = [heads, ["---", *["--:"] * len(columns)]]
             lines += _lines(comparison, columns, part, deviations=True)
-            blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+            blocks.append("\n".join(_markdown_row(line) for line in lines))
     return "\n\n".join([*blocks, *_about(comparison)]) + "\n"
+
+
+def _markdown_row(cells: list[str]) -> str:
+    r"""A bar in a name, as in p(y|x), must not begin another column.
+
+    Example:
+        >>> print(_markdown_row(["p(y|x)", "0.5"]))
+        | p(y\|x) | 0.5 |
+    """
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _columns(comparison: Comparison, part: Mapping[str, Any]) -> list[Column]:

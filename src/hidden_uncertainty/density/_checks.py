@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ._linalg import farthest
 from ._shrinkage import Shrinkage
 
 PART = 1 << 26  # elements that are looked at together
@@ -35,18 +36,24 @@ def check_covariance(covariance: str, known: tuple[str, ...], shrinkage: str | N
         raise ValueError(f"shrinkage={shrinkage!r} is for full and tied covariances; {covariance!r} needs none.")
 
 
-def check_classes(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations and their classes: z without gradients in float32 or float64, y (n,) whole numbers beside it."""
+def check_classes(z: Tensor, y: Tensor, dtype: str | None) -> tuple[Tensor, Tensor]:
+    """Activations and their classes: z without gradients in float32 or float64, y (n,) whole numbers beside it.
+
+    Args:
+        z: (n, d).
+        y: (n,).
+        dtype: `"float32"` or `"float64"`; None keeps float64 and takes float32 for all else.
+    """
     if z.dim() != 2 or y.dim() != 1 or len(z) != len(y):
         raise ValueError(f"expected z (n, d) and y (n,) of one length, not {tuple(z.shape)} and {tuple(y.shape)}.")
     if len(z) < 2:
         raise ValueError(f"a density needs at least 2 samples, not {len(z)}.")
     if y.is_floating_point() or y.dtype == torch.bool:
         raise TypeError(f"expected classes as integers in y, not {y.dtype}.")
-    return _activations(z), y.to(z.device).long()
+    return _activations(z, dtype), y.to(z.device).long()
 
 
-def check_numbers(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def check_numbers(z: Tensor, y: Tensor, dtype: str | None) -> tuple[Tensor, Tensor]:
     """Activations and what they are conditioned on: z as for classes, y without gradients as (n, q) in float64."""
     if z.dim() != 2 or y.dim() not in (1, 2) or len(z) != len(y):
         shapes = f"{tuple(z.shape)} and {tuple(y.shape)}"
@@ -55,7 +62,7 @@ def check_numbers(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise TypeError(f"expected predictions as floating numbers in y, not {y.dtype}; for classes: GaussianMixture.")
     if len(z) < 3:
         raise ValueError(f"a density needs at least 3 samples, not {len(z)}.")
-    z = _activations(z)
+    z = _activations(z, dtype)
     y = y.detach().to(z.device, torch.float64).reshape(len(y), -1)
     _check_finite("y", y)
     constant = (y == y[:1]).all(0).nonzero()[:, 0].tolist()
@@ -65,10 +72,16 @@ def check_numbers(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return z, y
 
 
-def _activations(z: Tensor) -> Tensor:
+def _activations(z: Tensor, dtype: str | None) -> Tensor:
     _check_finite("z", z)
     z = z.detach()
-    return z if z.dtype == torch.float64 else z.float()
+    kept = getattr(torch, dtype or ("float64" if z.dtype == torch.float64 else "float32"))
+    largest = max(abs(float(end)) for end in z.aminmax())
+    if largest > farthest(kept):
+        raise ValueError(
+            f"z reaches {largest:.4g}, whose square {kept} cannot hold: rescale z, or leave such rows out."
+        )
+    return z.to(kept)
 
 
 def _check_finite(name: str, values: Tensor) -> None:

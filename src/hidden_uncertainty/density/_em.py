@@ -126,9 +126,11 @@ def maximise(
         The mixtures, which of them are numerically sound (B,), and what their covariances were shrunk towards: the
         target given, else the one that `options` asks for.
     """
-    count = responsibility.sum(1) + 10 * torch.finfo(x.dtype).eps  # (B, k)
+    least = 10 * torch.finfo(x.dtype).eps
+    count = responsibility.sum(1) + least  # (B, k)
     mean = torch.bmm(responsibility.mT, x) / count[..., None]
-    log_weight = (count / count.sum(-1, keepdim=True)).log()
+    # A component that lost all its rows would come back as a spike at the origin, which is the middle of its class.
+    log_weight = (count / count.sum(-1, keepdim=True)).log().masked_fill(count < 2 * least, -torch.inf)
     rounding = (32 * torch.finfo(x.dtype).eps * mean).square()  # what the variance of a constant may come out as
     if options.covariance in ("diag", "spherical"):
         variance = torch.stack([_variance(x, responsibility[..., k], mean[:, k]) for k in range(mean.shape[1])], dim=1)
@@ -168,7 +170,8 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
         rows, weight = _with_weight(x, responsibility[..., k])
         centred = rows - mean[:, k, None]
         if with_fourth:
-            fourth[:, k] = (weight * centred.square().sum(-1).square()).sum(1)
+            norm = centred.square().sum(-1, dtype=torch.float64)  # whose square may be beyond float32
+            fourth[:, k] = (weight * norm.square()).sum(1)
         centred *= weight.sqrt()[..., None]
         scatter[:, k] = gram(centred)
     return scatter, fourth

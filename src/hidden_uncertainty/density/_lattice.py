@@ -28,12 +28,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._pixel_grid import Axis, Lattice
 from ._packed import WIDEST, split_blocks, too_wide
 
 CELLS = {"cpu": 1 << 18, "other": 1 << 22}  # pixels times Gaussians at a time; a CPU thread's stay in its cache
 TILE = {"cpu": 800 << 10, "other": 1 << 26}  # elements of the products and sums of a tile of nodes
 BAND = 1 << 22  # numbers held of a band of rows of nodes, at the columns of all pixels
+
+
+class Axis(NamedTuple):
+    """Where the pixels of one axis lie between the places of another: value = low + share · (high - low)."""
+
+    low: Tensor  # (size,) place before
+    high: Tensor  # (size,) place after
+    share: Tensor  # (size,) of the place after
+
+
+class Lattice(NamedTuple):
+    """Nodes that vectors are known at, and where the pixels of a grid lie between them."""
+
+    nodes: Tensor  # (n, h, w, d)
+    rows: Axis
+    columns: Axis
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.nodes.device
+
+    def to(self, device: torch.device) -> Lattice:
+        """The same on another device."""
+        rows, columns = (Axis(*(part.to(device) for part in axis)) for axis in self[1:])
+        return Lattice(self.nodes.to(device), rows, columns)
 
 
 class Squares(NamedTuple):

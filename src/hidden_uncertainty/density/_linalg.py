@@ -76,9 +76,13 @@ def log_det(factor: Tensor) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
+def farthest(dtype: torch.dtype) -> float:
+    """The largest number that densities in dtype tell from larger ones: squares of those would overflow."""
+    return torch.finfo(dtype).max ** 0.45
+
+
 def saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
     """Pull rows whose squares would overflow in dtype back along their ray, so that scores stop growing there."""
     if z.dtype != dtype:
         z = z.to(torch.promote_types(z.dtype, dtype))
-    limit = torch.finfo(dtype).max ** 0.45
-    return (z / (z.abs().amax(-1, keepdim=True) / limit).clamp(min=1)).to(dtype)
+    return (z / (z.abs().amax(-1, keepdim=True) / farthest(dtype)).clamp(min=1)).to(dtype)

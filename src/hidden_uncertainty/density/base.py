@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from .._pixel_grid import Lattice
+from ._lattice import Lattice
 
 
 class Density(nn.Module, ABC):

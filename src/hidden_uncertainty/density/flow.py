@@ -143,11 +143,9 @@ class ConditionalFlow(Density):
             progress: show a bar; None shows it on a terminal.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            z, y = check_numbers(z, y) if y.is_floating_point() else check_classes(z, y)
+            z, y = (check_numbers if y.is_floating_point() else check_classes)(z, y, self.dtype)
             if len(z) < FEWEST:
                 raise ValueError(f"a flow needs at least {FEWEST} samples, not {len(z)}.")
-            if self.dtype is not None:
-                z = z.to(getattr(torch, self.dtype))
             classes = center = deviation = None
             if y.is_floating_point():
                 center, deviation = y.mean(0).to(z.dtype), y.std(0).to(z.dtype)

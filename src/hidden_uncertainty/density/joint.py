@@ -112,9 +112,7 @@ class JointMixture(Density):
             y: the prediction that came with each, floating, (n,) or (n, q).
             progress: show a bar; None shows it on a terminal.
         """
-        z, y = check_numbers(z, y)
-        if self.dtype is not None:
-            z = z.to(getattr(torch, self.dtype))
+        z, y = check_numbers(z, y, self.dtype)
         held_out = hold_out(len(z), 0.1, self.seed, z.device)
         directions = Directions().fit(z, held_out=held_out)
         center, deviation = y.mean(0).to(z.dtype), y.std(0).to(z.dtype)
@@ -213,7 +211,7 @@ class JointMixture(Density):
 
     def _warn(self, n: int, fit: ClassFit) -> None:
         made = len(self.conditional.y_scale)
-        if made < self.components:
+        if made < self.components and fit.fallbacks:  # not where samples are few values, repeated
             warnings.warn(
                 f"{n} samples are too few for {self.components} components of {self.min_samples} each: fitted {made}. "
                 "More data, or fewer components, would help.",

@@ -10,12 +10,11 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from .._pixel_grid import Lattice
 from .._precision import full_precision
 from ._checks import check_classes, check_counts, check_covariance, check_dtype
 from ._classes import ClassFit, fit_classes
 from ._em import MANY, Covariance, Options, distances, factor_shape, log_scale, whiten_means
-from ._lattice import Squares, between, node_squares
+from ._lattice import Lattice, Squares, between, node_squares
 from ._linalg import saturate
 from ._packed import pack, packed_squares, shared_squares, shifts
 from ._shrinkage import Shrinkage
@@ -122,9 +121,7 @@ class GaussianMixture(Density):
             y: the class of each, as integers.
             progress: show a bar; None shows it on a terminal.
         """
-        z, y = check_classes(z, y)
-        if self.dtype is not None:
-            z = z.to(getattr(torch, self.dtype))
+        z, y = check_classes(z, y, self.dtype)
         shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
         if self.shrinkage == "auto" and self.covariance in ("full", "tied"):
             shrinkage = "ledoit-wolf"

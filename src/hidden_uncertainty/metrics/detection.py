@@ -162,7 +162,7 @@ def expected_calibration_error(confidence: Values, correct: Values, bins: int = 
     if low < 0 or high > 1 + 1e-6:  # sums of float32 probabilities end a little above 1
         raise ValueError(f"confidence must lie in [0, 1], got values from {low:g} to {high:g}: pass probabilities")
     stated, order = stated.sort()
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1].to(stated.device)
+    edges = torch.arange(1, bins, dtype=torch.float64, device=stated.device) / bins  # linspace rounds them otherwise
     ends = torch.searchsorted(stated, edges, right=True).tolist()
     # n_b (accuracy_b - confidence_b) is a plain sum over the bin; sums of slices are reproducible on every device.
     gaps = [gap.sum().abs() for gap in (right[order].double() - stated).tensor_split(ends)]

@@ -100,8 +100,8 @@ class PixelDetection:
     def auroc(self) -> Bounded:
         """Area under the ROC curve, as `metrics.auroc`."""
         bins = self._bins()
-        twice = int((bins.negatives * (2 * bins.positives_above + bins.positives)).sum())
-        unsure = int((bins.negatives * bins.positives * bins.mixed).sum())
+        twice = _dot(bins.negatives, 2 * bins.positives_above + bins.positives)
+        unsure = _dot(bins.negatives * bins.mixed, bins.positives)
         pairs = 2 * int(bins.negatives.sum()) * int(bins.positives.sum())
         return Bounded(twice / pairs, (twice - unsure) / pairs, (twice + unsure) / pairs)
 
@@ -232,9 +232,14 @@ class _Bins(NamedTuple):
     mixed: Tensor  # whether there is more than one score
 
 
+def _dot(a: Tensor, b: Tensor) -> int:
+    """Σ a b of counts, exactly: of ten billion pixels it has more than 64 bits."""
+    return (int((a * (b >> 20)).sum()) << 20) + int((a * (b & 0xFFFFF)).sum())
+
+
 def _readable(values: Values) -> Values:
-    # A copy: torch warns of read-only arrays and refuses negative strides.
-    return np.array(values) if isinstance(values, np.ndarray) else values
+    # A copy: torch warns of read-only arrays and refuses negative strides, and would take Python's floats as float32.
+    return values if isinstance(values, Tensor) else np.array(values)
 
 
 def _booleans(values: Values, name: str, shape: torch.Size, device: torch.device) -> Tensor:

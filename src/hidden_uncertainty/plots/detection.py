@@ -49,7 +49,9 @@ def plot_scores(
     low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
     if threshold is not None:
         low, high = min(low, threshold), max(high, threshold)
-    margin = 0.04 * (high - low) or 0.5
+    # Between scores that are all but equal there would be no room for bars: they are told apart to some 16 digits only.
+    apart = high - low > 1e-9 * max(abs(low), abs(high))
+    margin = 0.04 * (high - low) if apart else 0.5 * max(1.0, abs(high))
     low, high = low - margin, high + margin
 
     ax = axes(ax)

@@ -16,10 +16,11 @@ from ._mirror import mirror, never
 
 @dataclass(eq=False)
 class _Seen:
-    """What the hooks saw: whether the model ran, and the layer's latest activation."""
+    """What the hooks saw: whether the model ran, the layer's latest activation, and whether that was not the first."""
 
     ran: bool = False
     latent: Tensor | None = None
+    again: bool = False
 
 
 class Reconstruction(nn.Module):
@@ -81,10 +82,11 @@ class Reconstruction(nn.Module):
         # Hooks are functions, which a copied model shares with the original: they must not listen to the copy.
         def start(module: nn.Module, args: Any) -> None:
             if module is root:
-                seen.ran, seen.latent = True, None
+                seen.ran, seen.latent, seen.again = True, None, False
 
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             if module is target:
+                seen.again = seen.latent is not None
                 # A copy: the next layer may write into the same memory.
                 seen.latent = capture.select(output, select, f"layer {layer!r}").clone()
 
@@ -151,4 +153,9 @@ class Reconstruction(nn.Module):
                 "nn.DataParallel makes on several GPUs, and graphs that were compiled before do not count.)"
             )
         seen.ran, seen.latent = False, None
+        if seen.again:
+            raise RuntimeError(
+                f"layer {self.layer!r} is called more than once in a run of the model, so there is no one activation "
+                "to reconstruct from: choose a module that is called once."
+            )
         return latent
