@@ -34,7 +34,7 @@ def begin(network: nn.Module, seed: int) -> None:
     for layer in network.modules():
         if isinstance(layer, _PRODUCTS):
             inputs, outputs = nn.init._calculate_fan_in_and_fan_out(layer.weight)
-            drawn = torch.rand(layer.weight.shape, generator=generator)
+            drawn = torch.rand(layer.weight.shape, generator=generator, device="cpu")
             layer.weight.copy_((2 * drawn - 1) * math.sqrt(6 / (inputs + outputs)))
             if layer.bias is not None:
                 layer.bias.zero_()

@@ -30,7 +30,7 @@ def calibrate(head: Head, unseen: Iterable[Reading]) -> None:
                 label = as_numbers(reading.label, prediction)
                 errors[name].append(reading.of_inputs(_in_units(label, prediction, scores.expected_error)))
     for name, part in head.layers.items():
-        known = torch.cat(surprise[name]) if surprise[name] else torch.zeros(0)
+        known = torch.cat(surprise[name]) if surprise[name] else torch.zeros(0, device="cpu")
         if len(known) == 0:
             raise ValueError(
                 "there is nothing to calibrate with: no input came or was held out, or of none does any pixel count. "

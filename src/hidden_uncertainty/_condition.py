@@ -108,7 +108,7 @@ def refine(marginal: Marginal, parts: Mapping[str, LayerHead], features: Feature
     if isinstance(marginal, Categorical):
         return
     assert isinstance(marginal, Continuous)
-    some = torch.linspace(0, len(features) - 1, min(ROWS, len(features))).long()
+    some = torch.linspace(0, len(features) - 1, min(ROWS, len(features)), device="cpu").long()
     for name, part in parts.items():
         z, prediction = features.z[name][some.to(features.z[name].device)], features.prediction[some]
         while True:

@@ -252,8 +252,9 @@ class StreamingPCA:
 def _signs(rows: int, columns: int, seed: int, device: torch.device) -> Tensor:
     """Ω of ±1: drawn on the CPU, to be the same on every device, eight a byte, as Gaussian numbers take long there."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(256, (rows, -(-columns // 8), 1), generator=generator, dtype=torch.uint8).to(device)
-    bits = drawn.bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=device)).bitwise_and_(1)
+    shape = (rows, -(-columns // 8), 1)
+    drawn = torch.randint(256, shape, generator=generator, dtype=torch.uint8, device="cpu")
+    bits = drawn.to(device).bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=device)).bitwise_and_(1)
     return bits.flatten(1)[:, :columns].float().mul_(2).sub_(1)
 
 

@@ -128,7 +128,7 @@ class PixelExtractor(Extractor):
                     labels = batch.label is not None
                 if labels != (batch.label is not None):
                     raise ValueError("some batches of the loader have labels and others have none: give all, or none.")
-                apart = chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool)
+                apart = chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
                 given, valid = grid.given(self.condition), grid.valid
                 for image in (~apart).nonzero()[:, 0].tolist():
                     sampler.add(

@@ -20,7 +20,8 @@ def axis(places: int, pixels: int) -> Axis:
         >>> axis(2, 4).share
         tensor([0.0000, 0.2500, 0.7500, 0.0000], dtype=torch.float64)
     """
-    at = ((torch.arange(pixels, dtype=torch.float64) + 0.5) * (places / pixels) - 0.5).clamp(0, places - 1)
+    center = torch.arange(pixels, dtype=torch.float64, device="cpu") + 0.5
+    at = (center * (places / pixels) - 0.5).clamp(0, places - 1)
     low = at.long()
     return Axis(low, (low + 1).clamp(max=places - 1), at - low)
 
@@ -34,7 +35,7 @@ def nearest(label: Tensor, size: Size) -> Tensor:
     """
     for dim, wanted in enumerate(size, start=1):
         if label.shape[dim] != wanted:
-            at = (torch.arange(wanted, dtype=torch.float64) + 0.5) * (label.shape[dim] / wanted)
+            at = (torch.arange(wanted, dtype=torch.float64, device="cpu") + 0.5) * (label.shape[dim] / wanted)
             label = label.index_select(dim, at.long().clamp(max=label.shape[dim] - 1).to(label.device))
     return label
 

@@ -161,7 +161,10 @@ class Sampler:
 
     def population(self) -> Tensor:
         """Of all pixels that count: how many there are of each class (C,), or a uniform sample of numbers."""
-        return self._numbers.rows()["given"] if self.classes is None else torch.as_tensor(self._counts)
+        if self.classes is None:
+            return self._numbers.rows()["given"]
+        assert isinstance(self._counts, Tensor)  # where no pixel counts, `rows` has raised
+        return self._counts
 
 
 def _checked(label: Tensor, classes: int) -> Tensor:

@@ -214,7 +214,7 @@ def _built(inputs: Any, label: Any) -> Batch:
 
 def _label(label: Any, n: int) -> Tensor:
     try:
-        tensor = torch.as_tensor(label)
+        tensor = label if isinstance(label, Tensor) else torch.as_tensor(label, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"the label is {_kind(label)}, which cannot be a tensor. If labels are not needed, leave them out: "

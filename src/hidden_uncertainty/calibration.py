@@ -38,7 +38,7 @@ class Calibration(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("scores", torch.zeros(0))
+        self.register_buffer("scores", torch.zeros(0, device="cpu"))
 
     def fit(self, scores: Tensor) -> Self:
         """Keep the scores of unseen in-distribution inputs, (n,), higher when more uncertain.
@@ -138,7 +138,7 @@ class Calibration(nn.Module):
         """
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         calibration = cls()
-        calibration.scores = torch.zeros(config["samples"], dtype=dtypes[config["dtype"]])
+        calibration.scores = torch.zeros(config["samples"], dtype=dtypes[config["dtype"]], device="cpu")
         return calibration
 
     def _fitted(self) -> int:

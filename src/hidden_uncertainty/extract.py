@@ -232,7 +232,9 @@ class Extractor:
         with task("extracting features", total, enabled=self.progress) as bar:
             for index, batch in enumerate(stream):
                 # Before the network runs, which may write into its inputs.
-                apart.append(chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool))
+                apart.append(
+                    chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
+                )
                 output, reduced = self._read(batch, dict(reductions), index)
                 prediction = self.task.predict(output)
                 if len(prediction.value) != len(batch):

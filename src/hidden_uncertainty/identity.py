@@ -25,8 +25,8 @@ def weights(model: nn.Module) -> Tensor:
     for _, parameter in _parameters(model):
         flat = parameter.detach().reshape(-1)
         if flat.numel() and flat.is_floating_point():
-            index = torch.linspace(0, flat.numel() - 1, VALUES, dtype=torch.float64).long().to(flat.device)
-            parts.append(flat[index].float().cpu())
+            index = torch.linspace(0, flat.numel() - 1, VALUES, dtype=torch.float64, device="cpu").long()
+            parts.append(flat[index.to(flat.device)].float().cpu())
     return torch.cat(parts)
 
 

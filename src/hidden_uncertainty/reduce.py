@@ -207,10 +207,10 @@ class Reduction(nn.Module):
         self.kept = kept
         if kept is not None:
             width = reduce.width((0, *shape))
-            self.register_buffer("mean", torch.zeros(width, dtype=torch.float32))
-            self.register_buffer("basis", torch.zeros(width, kept, dtype=torch.float32))
+            self.register_buffer("mean", torch.zeros(width, dtype=torch.float32, device="cpu"))
+            self.register_buffer("basis", torch.zeros(width, kept, dtype=torch.float32, device="cpu"))
             if reduce.residual:
-                self.register_buffer("floor", torch.zeros((), dtype=torch.float32))
+                self.register_buffer("floor", torch.zeros((), dtype=torch.float32, device="cpu"))
 
     @property
     def dim(self) -> int:
@@ -333,7 +333,8 @@ class ReductionFit:
             check_finite(x, f"layer {self.layer!r}")
             self._reduction = Reduction(self.reduce, self.layer, shape, max_dim).to(x.device)
             generator = torch.Generator().manual_seed(self.seed)
-            basis = torch.linalg.qr(torch.randn(width, max_dim, generator=generator, dtype=torch.float32)).Q
+            drawn = torch.randn(width, max_dim, generator=generator, dtype=torch.float32, device="cpu")
+            basis = torch.linalg.qr(drawn).Q
             self._reduction.basis = basis.contiguous().to(x.device)
             if self.reduce.residual:
                 _, residual = self._reduction(activation)

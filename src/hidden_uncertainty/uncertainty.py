@@ -187,7 +187,7 @@ def _rows(index: Index, length: int) -> slice | Tensor:
         return index
     if isinstance(index, tuple):
         raise TypeError("a result has one index, its input; index the fields for more: u.epistemic[0, 1]")
-    rows = torch.as_tensor(index)
+    rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
     if rows.dim() == 0:
         rows = rows.reshape(1)
     if rows.numel() == 0:

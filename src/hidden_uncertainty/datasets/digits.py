@@ -48,10 +48,10 @@ def digits(*, left_out: Collection[int] = (), calibration: float = 0.2, test: fl
     if not (calibration > 0 and test > 0 and calibration + test < 1):
         raise ValueError(f"calibration and test are shares that leave some for training, got {calibration} and {test}.")
     found = load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed), device="cpu")
     images = torch.from_numpy(found.images).float().div(16).unsqueeze(1)[order]  # (n, 1, 8, 8)
     labels = torch.from_numpy(found.target).long()[order]
-    away = torch.isin(labels, torch.tensor(sorted(left_out), dtype=torch.long))
+    away = torch.isin(labels, torch.tensor(sorted(left_out), dtype=torch.long, device="cpu"))
     everything = Split(images, labels)
     known = everything[~away]
     unseen, last = round(calibration * len(known)), round(test * len(known))

@@ -60,5 +60,5 @@ class Points:
         count = round(share * len(self)) if 0 < share < 1 else 0
         if not 0 < count < len(self):
             raise ValueError(f"share must leave both parts at least one of the {len(self)} points, got {share}.")
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).to(self.y.device)
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu").to(self.y.device)
         return self[order[:count]], self[order[count:]]

@@ -82,7 +82,7 @@ def toy(
         raise ValueError(f"noise is a deviation, 0 or more, got {noise}.")
     generator = torch.Generator().manual_seed(seed)
     data, hole, beyond = [(-1.0, low), (high, 1.0)], [gap], [(-2.0, -1.0), (1.0, 2.0)]
-    x = torch.linspace(-2, 2, 1001)[:, None]
+    x = torch.linspace(-2, 2, 1001, device="cpu")[:, None]
     return Toy(
         train=_sample(data, points, noise, generator),
         inside=_sample(data, evaluation, noise, generator),
@@ -94,9 +94,9 @@ def toy(
 
 def _sample(intervals: Sequence[tuple[float, float]], count: int, noise: float, generator: torch.Generator) -> Points:
     """Points spread evenly over intervals, in float32."""
-    starts, ends = torch.tensor(intervals, dtype=torch.float64).unbind(1)
+    starts, ends = torch.tensor(intervals, dtype=torch.float64, device="cpu").unbind(1)
     lengths = ends - starts
-    place = torch.rand(count, generator=generator, dtype=torch.float64) * lengths.sum()
+    place = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu") * lengths.sum()
     which = torch.searchsorted(lengths.cumsum(0), place, right=True).clamp_(max=len(intervals) - 1)
     x = starts[which] + place - (lengths.cumsum(0) - lengths)[which]
     x = x.float()[:, None]
@@ -106,4 +106,4 @@ def _sample(intervals: Sequence[tuple[float, float]], count: int, noise: float, 
 def _targets(x: Tensor, noise: float, generator: torch.Generator) -> Tensor:
     """The curve at float32 inputs, accurate to float32."""
     y = curve(x[:, 0].double())
-    return (y + noise * torch.randn(len(y), generator=generator, dtype=torch.float64)).float()
+    return (y + noise * torch.randn(len(y), generator=generator, dtype=torch.float64, device="cpu")).float()

@@ -49,7 +49,8 @@ def fit_classes(
     granted = [max(1, min(components, size // min_samples)) for size in sizes]
     random = torch.Generator().manual_seed(seed)
     draws = [
-        [torch.rand(k, candidates(k), generator=random, dtype=torch.float64) for k in granted] for _ in range(restarts)
+        [torch.rand(k, candidates(k), generator=random, dtype=torch.float64, device="cpu") for k in granted]
+        for _ in range(restarts)
     ]  # restart by restart, so that more of them add to the fewer
     out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
     small = [c for c, size in enumerate(sizes) if size < min_samples]

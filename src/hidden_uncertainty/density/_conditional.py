@@ -134,7 +134,7 @@ class Conditional(nn.Module):
         made = cls(config["covariance"])
         if config["shape"] is not None:
             for name, shape in made._shapes(*config["shape"]).items():
-                setattr(made, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"])))
+                setattr(made, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
         return made
 
 

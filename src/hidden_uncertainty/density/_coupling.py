@@ -39,11 +39,11 @@ class Coupling(nn.Module):
     def __init__(self, kept: int, changed: int, features: int, hidden: Sequence[int], stack: int) -> None:
         super().__init__()
         out = 2 * changed // stack
-        self.bias = nn.Parameter(torch.zeros(stack, out, 1))
-        self.condition = nn.Parameter(torch.zeros(stack, out, features))
+        self.bias = nn.Parameter(torch.zeros(stack, out, 1, device="cpu"))
+        self.condition = nn.Parameter(torch.zeros(stack, out, features, device="cpu"))
         sizes = [kept, *hidden, out] if kept else []  # with nothing to pass through, the condition decides alone
-        self.weights = nn.ParameterList(torch.zeros(stack, b, a) for a, b in pairwise(sizes))
-        self.biases = nn.ParameterList(torch.zeros(stack, width, 1) for width in sizes[1:-1])
+        self.weights = nn.ParameterList(torch.zeros(stack, b, a, device="cpu") for a, b in pairwise(sizes))
+        self.biases = nn.ParameterList(torch.zeros(stack, width, 1, device="cpu") for width in sizes[1:-1])
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw the hidden layers; what comes out of the last is zero, so that the coupling is the identity."""
@@ -175,24 +175,24 @@ class Couplings(nn.Module):
         turns = [(1, 0)] * blocks if form == "glow" else [((block + 1) % 2,) for block in range(blocks)]
         self.turns = turns if dim > 1 else [(1,)] * blocks  # which halves a block changes, in turn
         widths = [condition, *condition_hidden]
-        self.weights = nn.ParameterList(torch.zeros(b, a) for a, b in pairwise(widths))
-        self.biases = nn.ParameterList(torch.zeros(width, 1) for width in widths[1:])
+        self.weights = nn.ParameterList(torch.zeros(b, a, device="cpu") for a, b in pairwise(widths))
+        self.biases = nn.ParameterList(torch.zeros(width, 1, device="cpu") for width in widths[1:])
         self.couplings = nn.ModuleList(
             Coupling(self.sizes[1 - half], self.sizes[half], widths[-1], hidden, stack=1 if form == "glow" else 2)
             for turn in self.turns
             for half in turn
         )
         permutations = blocks - 1 if form == "glow" and dim > 1 else 0
-        self.register_buffer("order", torch.arange(dim).repeat(permutations, 1))
+        self.register_buffer("order", torch.arange(dim, device="cpu").repeat(permutations, 1))
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw the permutations and the hidden layers: the flow is then the identity, up to permutations."""
         for row in self.order:
-            row.copy_(torch.randperm(len(row), generator=generator))
+            row.copy_(torch.randperm(len(row), generator=generator, device="cpu"))
         for weight, bias in zip(self.weights, self.biases, strict=True):
             _uniform(weight, math.sqrt(6 / weight.shape[1]), generator)
             # A unit switches on at a condition drawn from a standard normal, not all of them at zero.
-            start = torch.randn(weight.shape, generator=generator).to(weight)
+            start = torch.randn(weight.shape, generator=generator, device="cpu").to(weight)
             bias.data = -(weight.data * start).sum(1, keepdim=True)
         for _, _, coupling in self.steps():
             coupling.reset(generator)
@@ -251,4 +251,4 @@ def _split(layers: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]
 
 def _uniform(weight: Tensor, limit: float, generator: torch.Generator) -> None:
     """Fill with numbers between -limit and limit that are the same on every device."""
-    weight.data = ((2 * torch.rand(weight.shape, generator=generator) - 1) * limit).to(weight)
+    weight.data = ((2 * torch.rand(weight.shape, generator=generator, device="cpu") - 1) * limit).to(weight)

@@ -121,7 +121,7 @@ class Directions(nn.Module):
         if config["dtype"] is not None:
             shapes = ((directions.dim,), (directions.dim, directions.kept), (directions.kept,), (), ())
             for name, shape in zip(BUFFERS, shapes, strict=True):
-                setattr(directions, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"])))
+                setattr(directions, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
         return directions
 
 
@@ -134,7 +134,7 @@ def hold_out(n: int, share: float, seed: int, device: torch.device | str) -> Ten
     """
     if n < 3:
         raise ValueError(f"a density needs at least 3 samples, one of them to check the others' scales, not {n}.")
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    mask = torch.zeros(n, dtype=torch.bool)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")
+    mask = torch.zeros(n, dtype=torch.bool, device="cpu")
     mask[order[: max(1, min(round(share * n), n - 2))]] = True
     return mask.to(device)

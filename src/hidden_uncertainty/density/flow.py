@@ -264,9 +264,9 @@ class ConditionalFlow(Density):
             density.directions = Directions.from_config(fitted["directions"])
             center, classes, numbers = density.directions.center, fitted["classes"], fitted["numbers"]
             if classes is not None:
-                density.classes = torch.zeros(classes, dtype=torch.long)
+                density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
             else:
-                density.y_center, density.y_deviation = (torch.zeros(numbers, dtype=center.dtype) for _ in range(2))
+                density.y_center, density.y_deviation = (center.new_zeros(numbers) for _ in range(2))
             flow = density._couplings(density.directions.kept, classes or numbers).to(center)
             density.flow = flow.requires_grad_(False)
         return density

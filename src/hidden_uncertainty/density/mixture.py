@@ -280,13 +280,13 @@ class GaussianMixture(Density):
         if fitted is not None:
             classes, k, dim = fitted["classes"], fitted["components"], fitted["dim"]
             dtype = getattr(torch, fitted["dtype"])
-            density.classes = torch.zeros(classes, dtype=torch.long)
-            density.center = torch.zeros(dim, dtype=dtype)
+            density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
+            density.center = torch.zeros(dim, dtype=dtype, device="cpu")
             for name in ("log_weight", "log_scale"):  # a tensor each: loading fills them in place
-                setattr(density, name, torch.zeros(classes, k, dtype=dtype))
+                setattr(density, name, torch.zeros(classes, k, dtype=dtype, device="cpu"))
             for name in ("mean", "bias"):
-                setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype))
-            density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype)
+                setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype, device="cpu"))
+            density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype, device="cpu")
             density._pack()
         return density
 

@@ -70,14 +70,14 @@ class BetaPrime(Continuous):
         at = y.cpu().clamp(min=0).numpy()
         # Above one the complement keeps the digits.
         cdf = np.where(at < 1, special.betainc(alpha, beta, at / (1 + at)), special.betaincc(beta, alpha, 1 / (1 + at)))
-        return torch.as_tensor(cdf).to(y.device)
+        return torch.as_tensor(cdf, device=y.device)
 
     def _quantile(self, p: Tensor) -> Tensor:
         alpha, beta = self.shape.tolist()
         at = p.cpu().numpy()
         x, rest = special.betaincinv(alpha, beta, at), special.betainccinv(beta, alpha, at)  # rest is 1 - x
         with np.errstate(divide="ignore"):
-            return torch.as_tensor(np.where(x < 0.5, x / (1 - x), (1 - rest) / rest)).to(p.device)
+            return torch.as_tensor(np.where(x < 0.5, x / (1 - x), (1 - rest) / rest), device=p.device)
 
 
 def _concentration(y: np.ndarray) -> float:

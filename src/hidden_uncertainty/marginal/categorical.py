@@ -90,6 +90,6 @@ class Categorical(Marginal):
         return marginal
 
     def _allocate(self, *, classes: int, occurring: int) -> None:
-        self.register_buffer("log_prob", torch.zeros(classes))
-        self.register_buffer("support", torch.zeros(occurring, dtype=torch.long))
-        self.register_buffer("log_weight", torch.zeros(occurring))
+        self.register_buffer("log_prob", torch.zeros(classes, device="cpu"))
+        self.register_buffer("support", torch.zeros(occurring, dtype=torch.long, device="cpu"))
+        self.register_buffer("log_weight", torch.zeros(occurring, device="cpu"))

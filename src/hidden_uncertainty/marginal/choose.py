@@ -84,7 +84,7 @@ def choose(
 
 
 def _split(y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed), device="cpu")
     extreme = torch.cat([y.argmin(0).flatten(), y.argmax(0).flatten()])
     order = order[~torch.isin(order, extreme)]
     count = math.ceil(len(order) / 5)

@@ -146,7 +146,7 @@ class Continuous(Marginal):
             shapes, dtype = config["fitted"]["shapes"], getattr(torch, config["fitted"]["dtype"])
             for name in (*cls.fitted, *NODES):
                 if name in shapes:
-                    setattr(marginal, name, torch.zeros(shapes[name], dtype=dtype))
+                    setattr(marginal, name, torch.zeros(shapes[name], dtype=dtype, device="cpu"))
         return marginal
 
     def extra_repr(self) -> str:
@@ -190,10 +190,11 @@ class Continuous(Marginal):
         return getattr(self, self.fitted[0])
 
     def _range(self, y: Tensor) -> tuple[float, float]:
-        ends = self._quantile(torch.tensor([self.tail, 1 - self.tail], dtype=torch.float64)).to(y.dtype).nan_to_num()
+        tails = torch.tensor([self.tail, 1 - self.tail], dtype=torch.float64, device="cpu")
+        ends = self._quantile(tails).to(y.dtype).nan_to_num()
         low = min(float(y.min()), float(ends[0])) if self.low is None else self.low
         high = max(float(y.max()), float(ends[1])) if self.high is None else self.high
-        low, high = torch.tensor([low, high], dtype=y.dtype).tolist()
+        low, high = torch.tensor([low, high], dtype=y.dtype, device="cpu").tolist()
         return low, high
 
     def _lay_out(self, low: float, high: float, points: int) -> None:

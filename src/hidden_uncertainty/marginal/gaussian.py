@@ -58,7 +58,7 @@ class Gaussian(Continuous):
         if y.dim() == 2:
             correlation.diagonal().add_(RIDGE)
         factor = torch.linalg.cholesky(correlation)
-        identity = torch.eye(len(factor), dtype=factor.dtype)
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
         self.factor = deviation[:, None] * factor
         self.inverse = torch.linalg.solve_triangular(factor, identity, upper=False) / deviation
 

@@ -26,10 +26,11 @@ def as_scores(values: Values, name: str) -> Tensor:
     if isinstance(values, np.ndarray):
         # A copy: torch warns of read-only arrays and refuses negative strides.
         values = np.array(values, dtype=np.float64)
-    elif isinstance(values, Tensor):
+    if isinstance(values, Tensor):
         # Apple's GPUs have no float64.
-        values = values.detach().cpu() if values.device.type == "mps" else values.detach()
-    scores = torch.as_tensor(values, dtype=torch.float64)
+        scores = (values.detach().cpu() if values.device.type == "mps" else values.detach()).double()
+    else:
+        scores = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     if scores.numel() == 0:
         raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): at least one value is needed")
     missing = int(scores.isnan().sum())

@@ -38,7 +38,7 @@ class Confusion:
         self.classes = classes
         self.ignore = () if ignore is None else (ignore,) if isinstance(ignore, int) else tuple(ignore)
         # One count a pair of label and prediction, and last that of pixels with a class out of range.
-        self._counts = torch.zeros(classes**2 + 1, dtype=torch.int64)
+        self._counts = torch.zeros(classes**2 + 1, dtype=torch.int64, device="cpu")
 
     def update(self, prediction: Values, label: Values) -> None:
         """Count pixels, on the device of the predictions; on a GPU without waiting for it.
@@ -113,7 +113,8 @@ class Confusion:
 
 def _classes(values: Values, name: str) -> Tensor:
     # A copy: torch warns of read-only arrays and refuses negative strides.
-    classes = torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
+    values = np.array(values) if isinstance(values, np.ndarray) else values
+    classes = values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
     if classes.is_floating_point() or classes.is_complex():
         raise TypeError(f"{name} must hold classes as integers, got {classes.dtype}: pass scores.argmax(1)")
     return classes.long()

@@ -76,7 +76,7 @@ class PixelDetection:
             positive: whether a pixel is to be detected, booleans of the same shape.
             valid: whether it counts at all, booleans of the same shape; all do by default.
         """
-        values = torch.as_tensor(_readable(scores)).detach()
+        values = _readable(scores).detach()
         shape = values.shape
         if self._state is None:
             # Apple's GPUs have no float64.
@@ -237,13 +237,13 @@ def _dot(a: Tensor, b: Tensor) -> int:
     return (int((a * (b >> 20)).sum()) << 20) + int((a * (b & 0xFFFFF)).sum())
 
 
-def _readable(values: Values) -> Values:
+def _readable(values: Values) -> Tensor:
     # A copy: torch warns of read-only arrays and refuses negative strides, and would take Python's floats as float32.
-    return values if isinstance(values, Tensor) else np.array(values)
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.array(values), device="cpu")
 
 
 def _booleans(values: Values, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-    answers = torch.as_tensor(_readable(values))
+    answers = _readable(values)
     if answers.dtype != torch.bool:
         raise TypeError(f"{name} must be booleans, got {answers.dtype}: pass mask == 1, or what it means in yours")
     if answers.shape != shape:

@@ -81,9 +81,10 @@ class DenseRecipe:
         """The learning rate of every step, when an epoch has so many."""
         total = self.epochs * steps
         first = round(self.warm_up * total)
-        progress = (torch.arange(total, dtype=torch.float64) - first).clamp(min=0) / (total - first)
+        step = torch.arange(total, dtype=torch.float64, device="cpu")
+        progress = (step - first).clamp(min=0) / (total - first)
         falling = (1 + (math.pi * progress).cos()) / 2 if self.schedule == "cosine" else (1 - progress) ** 0.9
-        rising = ((torch.arange(total, dtype=torch.float64) + 1) / max(first, 1)).clamp(max=1) if first else 1.0
+        rising = ((step + 1) / max(first, 1)).clamp(max=1) if first else 1.0
         return (self.learning_rate * falling * rising).float()
 
     def build(self, parameters: list[nn.Parameter], rate: Tensor) -> torch.optim.Optimizer:
@@ -124,7 +125,7 @@ class DenseLane:
         batch = min(recipe.batch_size, len(images))
         self.steps = len(images) // batch
         generator, used = torch.Generator().manual_seed(seed), self.steps * batch
-        orders = [torch.randperm(len(images), generator=generator)[:used] for _ in range(recipe.epochs)]
+        orders = [torch.randperm(len(images), generator=generator, device="cpu")[:used] for _ in range(recipe.epochs)]
         self.order = torch.cat(orders).view(-1, batch).to(device)  # (all steps, batch)
         self.rates = recipe.rates(self.steps).to(device)
         self.rate = self.rates[0].clone()

@@ -186,8 +186,8 @@ class Lane(ABC):
 
     def _shuffle(self) -> Tensor:
         """Rows of every batch of an epoch, (steps, networks, batch)."""
-        used = self.steps * self.batch_size
-        rows = torch.stack([torch.randperm(len(self.data.images), generator=g)[:used] for g in self.generators])
+        n, used = len(self.data.images), self.steps * self.batch_size
+        rows = torch.stack([torch.randperm(n, generator=g, device="cpu")[:used] for g in self.generators])
         rows = rows.view(len(self.generators), self.steps, self.batch_size).transpose(0, 1).contiguous()
         return rows.pin_memory() if self.device.type == "cuda" else rows
 

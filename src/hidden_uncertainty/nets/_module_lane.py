@@ -120,7 +120,7 @@ class ModuleLane(Lane):
 
     def states(self, kept: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """What was kept, as the module's state."""
-        counted = {name: torch.tensor(self.epoch * self.steps) for name in self.counters}
+        counted = {name: torch.tensor(self.epoch * self.steps, device="cpu") for name in self.counters}
         return [counted | {name: value[0].contiguous().cpu() for name, value in zip(self.names, kept, strict=True)}]
 
     def _views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -48,9 +48,9 @@ class Stack:
     def train(self, data: Data, held: Data | None, advance: Callable[[float], None]) -> list[Tensor]:
         """The trained parameters; those of the best epoch when there is held-out data to tell."""
         best = [p.detach().clone() for p in self.parameters]
-        members = torch.arange(len(self.generators))  # still in training
-        lowest = torch.full((len(members),), math.inf)
-        since = torch.zeros(len(members), dtype=torch.long)  # epochs since the lowest
+        members = torch.arange(len(self.generators), device="cpu")  # still in training
+        lowest = torch.full((len(members),), math.inf, device="cpu")
+        since = torch.zeros(len(members), dtype=torch.long, device="cpu")  # epochs since the lowest
         for epoch in range(self.options.epochs):
             self.optimiser.param_groups[0]["lr"] = self._rate(epoch)
             losses = self._epoch(data)
@@ -93,8 +93,8 @@ class Stack:
         x, y = data
         size = self.options.batch_size or y.shape[1]
         if size < y.shape[1]:
-            order = torch.stack([torch.randperm(y.shape[1], generator=g) for g in self.generators])
-            rows = torch.arange(len(y))[:, None], order
+            order = torch.stack([torch.randperm(y.shape[1], generator=g, device="cpu") for g in self.generators])
+            rows = torch.arange(len(y), device="cpu")[:, None], order
             x, y = x[rows], y[rows]
         for batch in zip(x.split(size, dim=1), y.split(size, dim=1), strict=True):
             losses = self._losses(*batch, drop=True)
@@ -114,7 +114,7 @@ class Stack:
     def _mask(self, h: Tensor) -> Tensor:
         """What units (networks, n, units) are multiplied by: 0 for those dropped, a little above 1 for the rest."""
         # Sixteen random bits a unit; drawing them as numbers takes twice as long, and most of a step.
-        bits = torch.empty(len(h), -(-h[0].numel() // 4), dtype=torch.int64)
+        bits = torch.empty(len(h), -(-h[0].numel() // 4), dtype=torch.int64, device="cpu")
         for row, generator in zip(bits, self.generators, strict=True):
             row.random_(-(2**63), None, generator=generator)
         words = bits.view(torch.int16)[:, : h[0].numel()].view_as(h)  # -2^15 … 2^15 - 1

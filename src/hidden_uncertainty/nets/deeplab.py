@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .digits import _seeded
+from .digits import _built
 from .efficientnet import EfficientNetLite0
 
 _RATES = (6, 12, 18)  # of holes, where a position stands for 16 pixels (Chen et al. 2018)
@@ -62,7 +62,7 @@ class DeepLab(nn.Module):
             raise ValueError(f"expected classes and width of at least 1, got {classes} and {width}.")
         self.classes, self.width, self.dropout, self.seed = classes, width, dropout, seed
         self.encoder = encoder or EfficientNetLite0(dilated=True, seed=seed)
-        with _seeded(seed):
+        with _built(seed):
             self.pyramid = _Pyramid(self.encoder.channels[4], width)
             self.decoder = _Decoder(width, self.encoder.channels[1], classes, dropout)
 

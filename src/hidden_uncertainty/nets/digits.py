@@ -39,7 +39,7 @@ class DigitsNet(nn.Module):
 
     def __init__(self, classes: int = 10, *, seed: int = 0) -> None:
         super().__init__()
-        with _seeded(seed):
+        with _built(seed):
             self.conv1 = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU())
             self.conv2 = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
             self.conv3 = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
@@ -87,7 +87,8 @@ def train(
     network.train()
     with _seeded(seed), task("training", epochs, enabled=progress) as bar:
         for _ in range(epochs):
-            for rows in torch.randperm(len(images), generator=generator).to(images.device).split(batch_size):
+            order = torch.randperm(len(images), generator=generator, device="cpu").to(images.device)
+            for rows in order.split(batch_size):
                 loss = F.cross_entropy(network(images[rows]), labels[rows])
                 optimiser.zero_grad()
                 loss.backward()
@@ -102,4 +103,11 @@ def _seeded(seed: int) -> Iterator[None]:
     """Draw from a generator of this seed on the CPU; afterwards the global one goes on where it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
+        yield
+
+
+@contextmanager
+def _built(seed: int) -> Iterator[None]:
+    """Layers made inside have weights of this seed, on the CPU: whatever torch.set_default_device says."""
+    with _seeded(seed), torch.device("cpu"):
         yield

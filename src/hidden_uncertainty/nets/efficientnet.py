@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .digits import _seeded
+from .digits import _built
 
 # expansion, channels, blocks, stride and kernel of each stage (Tan & Le 2019, table 1; Lite keeps stem and widths)
 _STAGES = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5))
@@ -58,7 +58,7 @@ class EfficientNetLite0(nn.Module):
             raise ValueError(f"width must be above 0, got {width}.")
         self.dilated, self.width, self.seed = dilated, width, seed
         self.weights: str | None = None  # sha256 of what was loaded
-        with _seeded(seed):
+        with _built(seed):
             before = _scaled(32, width)
             self.stem = convolution(3, before, 3, stride=2)
             blocks = []

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 from torch import nn
 
 from .._begin import begin
-from .digits import _seeded
+from .digits import _built
 
 Initialisation = Literal["torch", "glorot"]
 
@@ -60,7 +60,7 @@ class FCNet(nn.Sequential):
         if initialisation not in get_args(Initialisation):
             raise ValueError(f"initialisation must be one of {get_args(Initialisation)}, not {initialisation!r}.")
         modules: list[nn.Module] = [nn.Flatten()]
-        with _seeded(seed):
+        with _built(seed):
             for before in (inputs, hidden, hidden, hidden):
                 modules += [nn.Linear(before, hidden), nn.ReLU(), nn.Dropout(dropout)]
             modules.append(nn.Linear(hidden, classes))

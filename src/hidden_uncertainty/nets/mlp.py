@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..progress import task
 from ._stack import Data, Loss, Options, Stack, subset
-from .digits import _seeded
+from .digits import _built
 
 # Rows of activations a step that still fit a processor's cache. Measured on one core of an AMD EPYC, 100 units a layer:
 # a stack of 20 × 100 rows takes half the time of networks one by one, 5 × 750 the same, 50 × 750 one and a half times.
@@ -56,7 +56,7 @@ class MLP(nn.Module):
             raise ValueError(f"dropout is a share, at least 0 and below 1, got {dropout}.")
         self.widths, self.dropout, self.seed = widths, dropout, seed
         self.penultimate = f"hidden{len(hidden)}"
-        with _seeded(seed):
+        with _built(seed):
             for i, (before, after) in enumerate(zip(widths, hidden, strict=False), start=1):
                 block = nn.Sequential(nn.Linear(before, after), nn.ReLU())
                 if dropout:
@@ -118,7 +118,7 @@ def train_mlps(
     size = min(batch_size or data[1].shape[1], data[1].shape[1])
     options = Options(loss, epochs, batch_size, learning_rate, weight_decay, patience, networks[0].dropout)
     trained: list[list[Tensor]] = []
-    groups = torch.arange(len(networks)).split(max(1, _ROWS // size))
+    groups = torch.arange(len(networks), device="cpu").split(max(1, _ROWS // size))
     with task(f"training {len(networks)} networks", len(groups) * epochs, enabled=progress) as bar:
         for i, group in enumerate(groups, start=1):
             members = [networks[int(m)] for m in group]

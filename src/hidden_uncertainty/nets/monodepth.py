@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .digits import _seeded
+from .digits import _built
 from .efficientnet import EfficientNetLite0
 
 _WIDTHS = (256, 128, 64)  # of the decoder, coarse to fine, before its last 16 channels (Godard et al. 2019)
@@ -51,7 +51,7 @@ class MonoDepth(nn.Module):
         self.encoder = encoder or EfficientNetLite0(seed=seed)
         coarse = self.encoder.channels[::-1]
         widths = (*_WIDTHS, _THIN)
-        with _seeded(seed):
+        with _built(seed):
             self.decoder = nn.ModuleList(
                 _Finer(before, skip, after)
                 for before, skip, after in zip((coarse[0], *_WIDTHS), coarse[1:], widths, strict=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from .._begin import begin
-from .digits import _seeded
+from .digits import _built
 from .fcnet import Initialisation
 
 
@@ -67,7 +67,7 @@ class ResNet(nn.Module):
         if len(widths) != 3 or min(*widths, classes) < 1:
             raise ValueError(f"expected three widths and classes of at least 1, got {tuple(widths)} and {classes}.")
         first, second, third = widths
-        with _seeded(seed):
+        with _built(seed):
             self._place(1, _convolution(3, first), nn.BatchNorm2d(first), nn.ReLU())
             self._place(4, _convolution(first, first), nn.BatchNorm2d(first), nn.ReLU())
             self._place(7, _convolution(first, first), nn.BatchNorm2d(first), Add(), nn.Dropout(dropout), nn.ReLU())

@@ -168,7 +168,7 @@ def plot_precision_recall(curves: Mapping[str, tuple[Values, Values]], *, zoom: 
 
 def _map(values: Values, name: str) -> np.ndarray:
     """(H, W), from one image with or without dimensions of length 1 before them."""
-    found = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.as_tensor(np.array(values))
+    found = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
     while found.dim() > 2 and len(found) == 1:
         found = found[0]
     if found.dim() != 2 or not found.numel():
@@ -178,7 +178,7 @@ def _map(values: Values, name: str) -> np.ndarray:
 
 def _colours_of(image: Values) -> np.ndarray:
     """(H, W, 3), from 0 to 1."""
-    found = image.detach().cpu() if isinstance(image, torch.Tensor) else torch.as_tensor(np.array(image))
+    found = image.detach().cpu() if isinstance(image, torch.Tensor) else torch.from_numpy(np.array(image))
     shape = tuple(found.shape)
     if found.dim() == 4 and len(found) == 1:
         found = found[0]

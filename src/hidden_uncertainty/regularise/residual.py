@@ -68,12 +68,14 @@ class _Unit(nn.Module):
             first = empty(nn.ConvTranspose2d, before, after, 3, stride=2, padding=1, output_padding=1, bias=False)
             # 2 × 2, where the strided shortcut of an encoder is 1 × 1: that would leave three of four pixels empty.
             self.shortcut = nn.Sequential(
-                empty(nn.ConvTranspose2d, before, after, 2, stride=2, bias=False), nn.BatchNorm2d(after)
+                empty(nn.ConvTranspose2d, before, after, 2, stride=2, bias=False), nn.BatchNorm2d(after, device="cpu")
             )
         else:
             first = empty(nn.Conv2d, before, after, 3, padding=1, bias=False)
         second = empty(nn.Conv2d, after, after, 3, padding=1, bias=False)
-        self.main = nn.Sequential(first, nn.BatchNorm2d(after), nn.ReLU(), second, nn.BatchNorm2d(after))
+        self.main = nn.Sequential(
+            first, nn.BatchNorm2d(after, device="cpu"), nn.ReLU(), second, nn.BatchNorm2d(after, device="cpu")
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.main(x) + self.shortcut(x)).relu()

@@ -121,11 +121,11 @@ class DenseFiles(Dataset[tuple[Tensor, Tensor]]):
     def _gather(self, found: Iterable[tuple[Tensor, Tensor, bytes]]) -> Dense:
         """All images in one tensor, which they are copied to as they come."""
         total = sha256()
-        images = targets = torch.empty(0)
+        images = targets = torch.empty(0, device="cpu")
         for i, (image, target, digest) in enumerate(found):
             if i == 0:
-                images = torch.empty(len(self), *image.shape, dtype=torch.uint8)
-                targets = torch.empty(len(self), *target.shape, dtype=target.dtype)
+                images = torch.empty(len(self), *image.shape, dtype=torch.uint8, device="cpu")
+                targets = torch.empty(len(self), *target.shape, dtype=target.dtype, device="cpu")
             if image.shape != images.shape[1:] or target.shape != targets.shape[1:]:
                 raise ValueError(
                     f"{str(self.pairs[i][0])!r} has {_size(image)} pixels with a target of {_size(target)}, the first "

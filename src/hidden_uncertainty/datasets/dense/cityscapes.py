@@ -88,6 +88,6 @@ def _decode(path: Path, content: bytes) -> Tensor:
 
 
 def _table() -> Tensor:
-    table = torch.full((256,), IGNORE, dtype=torch.uint8)
-    table[list(IDS)] = torch.arange(len(IDS), dtype=torch.uint8)
+    table = torch.full((256,), IGNORE, dtype=torch.uint8, device="cpu")
+    table[list(IDS)] = torch.arange(len(IDS), dtype=torch.uint8, device="cpu")
     return table
