@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty import GaussianMixture, LatentDensity, Regression
+from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Regression
 
 X = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
 PLAIN = GaussianMixture(components=1)
@@ -50,6 +50,29 @@ def test_a_network_that_writes_into_its_inputs(max_dim: int | None, holdout: flo
             warnings.filterwarnings("ignore", message="calibrated on a part of the training data")
             detector.fit(Loader(), holdout=holdout)
         scores.append(detector.predict(Loader()).epistemic)
+    assert torch.equal(*scores)
+
+
+def test_a_network_of_pixels_that_writes_into_its_inputs() -> None:
+    class Maps(nn.Module):
+        def __init__(self, *, in_place: bool) -> None:
+            super().__init__()
+            self.inner = Normalising(in_place=in_place)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.movedim(1, 3)).movedim(3, 1)
+
+    class Images:
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter((3 * X + 5.0).view(20, 4, 5, 2).movedim(3, 1).contiguous().split(5))
+
+    scores = []
+    for in_place in (True, False):
+        detector = LatentDensity(Maps(in_place=in_place), "", PLAIN, task="classification", pixels=Pixels())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="calibrated on a part of the training data")
+            detector.fit(Images(), holdout=0.3)
+        scores.append(torch.cat([detector(x.clone()).p_value.flatten() for x in Images()]))
     assert torch.equal(*scores)
 
 

@@ -122,13 +122,14 @@ class PixelExtractor(Extractor):
         images, labels = 0, False
         with task("drawing pixels", count(loader), enabled=self.progress) as bar:
             for index, batch in enumerate(self._batches(loader)):
+                # Before the network runs, which may write into its inputs.
+                apart = chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
                 grid = self.labelled(batch, index)
                 if sampler is None:
                     sampler = Sampler(self.pixels, grid.prediction.classes, seed=self.seed)
                     labels = batch.label is not None
                 if labels != (batch.label is not None):
                     raise ValueError("some batches of the loader have labels and others have none: give all, or none.")
-                apart = chosen(batch, held_out) if held_out else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
                 given, valid = grid.given(self.condition), grid.valid
                 for image in (~apart).nonzero()[:, 0].tolist():
                     sampler.add(
