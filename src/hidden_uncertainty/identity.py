@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from .capture import named
 
-VALUES = 4  # of each parameter
+VALUES = 4  # of each parameter or buffer
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The model's class and the shapes of its parameters, as JSON."""
-    return {"class": type(model).__name__, "parameters": {name: list(p.shape) for name, p in _parameters(model)}}
+    """The model's class and the shapes of its parameters and buffers, as JSON."""
+    return {"class": type(model).__name__, "parameters": {name: list(p.shape) for name, p in _state(model)}}
 
 
 def weights(model: nn.Module) -> Tensor:
-    """A few values of every parameter, evenly spaced, in one vector."""
+    """A few values of every parameter and buffer, evenly spaced, in one vector."""
     parts = [torch.zeros(0, dtype=torch.float32, device="cpu")]
-    for _, parameter in _parameters(model):
-        flat = parameter.detach().reshape(-1)
+    for _, values in _state(model):
+        flat = values.detach().reshape(-1)
         if flat.numel() and flat.is_floating_point():
             index = torch.linspace(0, flat.numel() - 1, VALUES, dtype=torch.float64, device="cpu").long()
             parts.append(flat[index.to(flat.device)].float().cpu())
@@ -49,10 +49,16 @@ def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, p
         )
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by their names in the model without compiled and parallel wrappers."""
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, and buffers such as a norm's statistics, by their names in the model without wrappers.
+
+    What counts batches is left out, and what is not part of a saved state.
+    """
     for prefix, module in named(model):
         yield from module.named_parameters(prefix, recurse=False)
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if buffer.is_floating_point() and name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def _shape(shape: list[int] | None) -> str:
