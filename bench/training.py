@@ -119,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     result: dict[str, Any] = {
         "command": " ".join(["python -m bench.training", *(["--quick"] if options.quick else [])]),
         **describe(device),
+        "seeds": [network.seed for network in networks],
         "steps": {},
         "sets": {},
     }

@@ -109,6 +109,13 @@ def test_networks_that_it_does_not_know_stay_plain(network):
     assert "forward" not in vars(network)
 
 
+def test_a_network_whose_layers_are_watched_stays_plain():
+    network = ResNet((32, 64, 32))
+    network.get_submodule("9").register_forward_hook(lambda *_: None)
+    fuse(network)
+    assert "forward" not in vars(network)
+
+
 def test_where_nothing_compiles_it_stays_plain_and_says_so(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError("no compiler")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._condition import Condition
 from ..batches import Batch
 from ..capture import select, watch
-from ..density._em import distances
+from ..density._em import distances, has_digits
 from ..density._linalg import gram, precision_factor
 from ..density._shrinkage import Shrinkage, find_target
 from ..extract import Features
@@ -50,9 +50,7 @@ class Gaussians(nn.Module):
         covariance = covariance[0, 0]
         covariance.diagonal().add_(ridge)
         factor, good = precision_factor(covariance)
-        # What each feature has beyond those before it must stand clear of the rounding in its variance.
-        clear = factor.diagonal().pow(-2) > 32 * torch.finfo(torch.float64).eps * covariance.diagonal()
-        if not bool(good & clear.all()):
+        if not bool(good & has_digits(covariance, factor, fourth.new_zeros(()))):
             raise ValueError(
                 f"the covariance of {len(z):,} activations of {z.shape[1]} dimensions is singular to working precision "
                 f"even with ridge={ridge:g}: raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions."

@@ -151,7 +151,7 @@ def maximise(
         cov = target.shrink(cov)
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     factor, good = precision_factor(cov)
-    sound = (good & _has_digits(cov, factor, rounding)).all(1)
+    sound = (good & has_digits(cov, factor, rounding)).all(1)
     if options.covariance == "tied":
         factor = factor[:, 0]
     return Mixtures(log_weight, mean, factor.to(x.dtype)), sound, target
@@ -186,7 +186,7 @@ def _with_weight(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return x, weight
 
 
-def _has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
+def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
     """Whether what each feature has beyond those before it stands clear of the rounding in its variance."""
     pivot = factor.diagonal(dim1=-2, dim2=-1).pow(-2)
     products = 32 * torch.finfo(rounding.dtype).eps * cov.diagonal(dim1=-2, dim2=-1)

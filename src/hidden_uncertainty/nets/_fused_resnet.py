@@ -16,18 +16,19 @@ from .resnet import ResNet
 
 def fuse(network: nn.Module) -> None:
     """Let a `ResNet` train by fused norms, if it can: its layers, their names and its evaluation stay what they are."""
-    if type(network) is ResNet and find_spec("triton") is not None and _plain(network):
+    if type(network) is ResNet and find_spec("triton") is not None and _known(network):
         network.forward = partial(_forward, network)  # type: ignore[method-assign]
 
 
-def _plain(network: ResNet) -> bool:
-    """Whether its layers are those that `_forward` knows, and of such widths, where kernels can be compiled."""
+def _known(network: ResNet) -> bool:
+    """Whether its layers are those that `_forward` knows, unwatched, and kernels for them can be compiled."""
     from ._fused_norm import COLUMNS
 
     norms = [m for m in network.children() if isinstance(m, nn.BatchNorm2d)]
     usual = all(m.affine and m.track_running_stats and m.momentum is not None for m in norms)
-    known = usual and network.dropout == 0 and all(m.num_features % COLUMNS.value == 0 for m in norms)
-    return known and _compiles(norms[0].weight.device)
+    fitting = network.dropout == 0 and all(m.num_features % COLUMNS.value == 0 for m in norms)
+    watched = any(m._forward_hooks or m._forward_pre_hooks for m in network.children())  # not all of them are called
+    return usual and fitting and not watched and _compiles(norms[0].weight.device)
 
 
 @cache
