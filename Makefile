@@ -14,6 +14,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: .venv/peers/ready
 	PYTHONPATH=.venv/peers $(BIN)/python -m bench; slower=$$?; $(BIN)/python -m bench.render; exit $$slower
@@ -43,4 +44,4 @@ audit: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output compare-output

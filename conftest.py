@@ -10,7 +10,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before it is imported: kernels run as Python
-collect_ignore = [] if find_spec("triton") else ["src/hidden_uncertainty/nets/_fused_norm.py"]
+collect_ignore = [] if find_spec("triton") else ["reproduction/training/fused_norm.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.density import _grid
-from hidden_uncertainty.density._coupling import Couplings
-from hidden_uncertainty.density._train import Sample, log_likelihood
+from hidden_uncertainty.density.flow import _grid
+from hidden_uncertainty.density.flow._coupling import Couplings
+from hidden_uncertainty.density.flow._train import Sample, log_likelihood
 
 from .timing import Seconds, alternate
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
-from hidden_uncertainty._pca import StreamingPCA
-from hidden_uncertainty._precision import full_precision
-from hidden_uncertainty.baselines.mahalanobis import Gaussians
-from hidden_uncertainty.density import _classes, _packed
-from hidden_uncertainty.density._em import Fit, Options, component_log_prob, fit_mixtures
-from hidden_uncertainty.density._kmeans import candidates, kmeans
+from hidden_uncertainty.density import PooledGaussians
+from hidden_uncertainty.density.gaussian import _classes, _packed
+from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures
+from hidden_uncertainty.density.gaussian._kmeans import candidates, kmeans
+from hidden_uncertainty.precision import full_precision
+from hidden_uncertainty.progress import bars
+from hidden_uncertainty.reduce.pca import StreamingPCA
 
 from . import ood
 from .data import CLASSES, COMPONENTS
@@ -38,7 +39,7 @@ def em(device: Device, *, name: str, dim: int, rows: int, steps: int, sklearn_se
     `sklearn_seconds` is how long scikit-learn may take for the same on this machine's CPU; 0 leaves it out.
     """
     x, present, start = _stacked(device, dim, rows)
-    options = Options("full", None, 1e-6, 0.0, steps)
+    options = EMOptions("full", None, 1e-6, 0.0, steps)
     weighted = _rows_with_weight(x, present, start, options)
     products = rows * COMPONENTS * dim**2 * (steps + sum(weighted))  # half a product a row, component and step
     factors = CLASSES * COMPONENTS * dim**3 * 2 / 3 * (steps + 1)
@@ -162,10 +163,10 @@ def many(
 
     def tied() -> None:
         fitted.clear()
-        fitted.append(Gaussians(z, y, shrinkage="ledoit-wolf", ridge=1e-6))
+        fitted.append(PooledGaussians().fit(z, y))
 
     work = Work(0.0, float(rows) * dim**2 + dim**3 * 2 / 3, 4.0 * rows * dim)
-    some = partial(Gaussians, z[fewer], few, shrinkage="ledoit-wolf", ridge=1e-6)
+    some = partial(PooledGaussians().fit, z[fewer], few)
     yield device.measure(f"{name}-tied-fit", tied, work, rounds=rounds, part=some) | size
     work = Work(0.0, scored * dim * (dim + 2.0 * classes), 4.0 * scored * dim + 8.0 * scored * classes)
     nearest = fitted[0](unseen[:profiled]).argmin(1)
@@ -197,7 +198,7 @@ def _draws(device: Device) -> Tensor:
     return torch.rand(CLASSES, COMPONENTS, candidates(COMPONENTS), generator=random).to(device.torch)
 
 
-def _rows_with_weight(x: Tensor, present: Tensor, start: Tensor, options: Options) -> list[float]:
+def _rows_with_weight(x: Tensor, present: Tensor, start: Tensor, options: EMOptions) -> list[float]:
     """The share of responsibilities that are not nothing in float32, before each M-step."""
     shares, given = [], start
     for _ in range(options.max_iter + 1):
@@ -247,9 +248,9 @@ def _pytorch_ood(device: Device, z: Tensor, y: Tensor, unseen: Tensor, batch: in
 
 
 def _fit_silently(density: GaussianMixture, z: Tensor, y: Tensor) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), bars(False):
         warnings.simplefilter("ignore")  # not converged: told by the number of steps
-        density.fit(z, y, progress=False)
+        density.fit(z, y)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from hidden_uncertainty._precision import full_precision
+from hidden_uncertainty.precision import full_precision
 
 Run = Callable[[], Any]
 # What a kernel is for, by its name: the first that matches. Solvers call products too, which count as products.

@@ -18,6 +18,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
+from hidden_uncertainty.progress import bars
 
 from . import ood
 from .timing import use_threads
@@ -47,7 +48,8 @@ def _ours(z: Tensor, y: Tensor, components: int) -> Sides:
 
     def fit() -> GaussianMixture:
         density = GaussianMixture(components, shrinkage=None, ridge=RIDGE, tol=tol, max_iter=STEPS)
-        return density.fit(z, y, progress=False)
+        with bars(False):
+            return density.fit(z, y)
 
     return fit, lambda density: density.log_prob(z, density.classes)
 

@@ -12,8 +12,9 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
-from hidden_uncertainty.density._em import Fit, Options, component_log_prob, fit_mixtures, maximise
-from hidden_uncertainty.density._kmeans import candidates, kmeans
+from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures, maximise
+from hidden_uncertainty.density.gaussian._kmeans import candidates, kmeans
+from hidden_uncertainty.progress import bars
 
 from .data import CLASSES, COMPONENTS, clusters
 from .timing import alternate, compare
@@ -32,7 +33,7 @@ class EM:
     def __init__(self, dim: int, rows: int, steps: int, rounds: int, pause: float = 0.3) -> None:
         self.dim, self.rows, self.steps, self.rounds = dim, rows, steps, rounds
         self.pause = pause
-        self.options = Options("full", None, 1e-6, 0.0, steps)
+        self.options = EMOptions("full", None, 1e-6, 0.0, steps)
         self.x, self.present, self.wide = _classes(rows, dim)
         self.start = _starts(self.x, self.present)
         self.log_start = [np.log(start[0].double().numpy() + 1e-300) for start in self.start]
@@ -129,7 +130,7 @@ class Init:
     def _likelihood(self, starts: list[Tensor]) -> float:
         each = []
         for x, start in zip(self.x, starts, strict=True):
-            mixtures = maximise(x.double(), start.double(), Options())[0]
+            mixtures = maximise(x.double(), start.double(), EMOptions())[0]
             each.append(component_log_prob(x.double(), mixtures, "full").logsumexp(-1).mean())
         return float(torch.stack(each).mean())
 
@@ -157,9 +158,9 @@ class Score:
         z, y = clusters(train_rows + rows, dim, seed=1)
         self.z = z[train_rows:]
         self.density = GaussianMixture(COMPONENTS, max_iter=1, dtype="float32")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), bars(False):
             warnings.simplefilter("ignore")  # not converged: any parameters will do
-            self.density.fit(z[:train_rows], y[:train_rows], progress=False)
+            self.density.fit(z[:train_rows], y[:train_rows])
         self.wide = self.z.double().numpy()
         self.models = [_as_sklearn(self.density, c) for c in range(CLASSES)]
 

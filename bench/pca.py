@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hidden_uncertainty._pca import StreamingPCA
+from hidden_uncertainty.reduce.pca import StreamingPCA
 
 from .data import signals
 from .timing import use_threads

@@ -1,7 +1,7 @@
-"""`python -m bench.render`: fill docs/speed.md from the files in bench/, so that no number there is typed.
+"""`python -m bench.render`: fill bench/RESULTS.md and docs/speed.md from the files in bench/; no number is typed.
 
 A page marks a place with `<!-- bench:NAME -->` and `<!-- /bench -->`; what lies between is replaced. What was not
-measured yet says so.
+measured yet says so. bench/RESULTS.md shows everything; docs/speed.md shows what a user needs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,23 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "speed.md"
+PAGES = (HERE / "RESULTS.md", HERE.parent / "docs" / "speed.md")
 PLACE = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+OTHERS = {
+    "ensemble": "ensemble of ten networks",
+    "mc-dropout": "MC dropout, ten passes",
+    "multivariate-normal": "one `MultivariateNormal` per class",
+}
+SIZES = {"rows": (100_000, 1_000_000), "dim": (512, 2048), "classes": (100, 1000)}  # of the growth run, for users
+ON_A_GPU = {
+    "fit-d512": "fit a mixture: 10 classes, 5 components each",
+    "score-1m": "score under that mixture",
+    "pca": "PCA to 512 components",
+    "imagenet-full-fit": "fit 1,000 classes: one full Gaussian per class",
+    "imagenet-full-score": "score under these",
+    "imagenet-tied-fit": "fit 1,000 classes: one covariance for all (`Mahalanobis`)",
+    "imagenet-tied-score": "score under these",
+}
 SUFFIX = {"rows": "rows", "dim": "dimensions", "classes": "classes", "components": "components"}
 
 
@@ -82,8 +97,7 @@ def _cpu(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
             others.append(
                 [name, threads, value, "" if earlier is None else f"{earlier:.2f} {entry['unit']}", outside, limit]
             )
-    machine = entries[0]["machine"]
-    made = f"`make bench`, {entries[0]['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {_versions(machine)}"
+    made = _made(entries)
     head = ["", "threads", "ours", "theirs", "ratio (rounds)", "run before", "to their best threads", "of the peak"]
     head += ["limit", "error"]
     below = ["", "threads", "value (quartiles)", "run before", "outside the network", "limit"]
@@ -93,7 +107,7 @@ def _cpu(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
 
 
 def _beside(entries: list[dict[str, Any]]) -> str:
-    """What other methods add to the forward pass, a line each."""
+    """What other methods add to the forward pass, one line per method."""
     runs = [entry for entry in entries if entry.get("others")]
     if not runs:
         return ""
@@ -104,6 +118,73 @@ def _beside(entries: list[dict[str, Any]]) -> str:
     ]
     head = [f"`{entry['name']}`, {entry['threads']} thread{'s' * (entry['threads'] > 1)}" for entry in runs]
     return table(["beside it", *head], [[method, *line] for method, line in zip(methods, cells, strict=True)])
+
+
+def _made(entries: list[dict[str, Any]]) -> str:
+    machine = entries[0]["machine"]
+    return f"`make bench`, {entries[0]['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {_versions(machine)}"
+
+
+def _call(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
+    """What a call adds to the forward pass on one thread, and what other methods add."""
+    runs = [entry for entry in entries if "forward_seconds" in entry and entry["threads"] == 1]
+    batches = sorted({entry["batch"] for entry in runs})
+    lines: dict[str, dict[int, str]] = {"forward pass alone": {}}
+    for entry in sorted(runs, key=lambda entry: -entry["dim"]):
+        lines["forward pass alone"][entry["batch"]] = _seconds(entry["forward_seconds"])
+        name = f"`LatentDensity`, {entry['dim']} dimensions"
+        lines.setdefault(name, {})[entry["batch"]] = f"{entry['value']:+.0f} %"
+    for entry in runs:
+        for method, found in entry.get("others", {}).items():
+            name = OTHERS.get(method, method)
+            lines.setdefault(name, {})[entry["batch"]] = f"{100 * found['extra']:+,.0f} %"
+    head = ["", *(f"{batch} image{'s' * (batch > 1)}" for batch in batches)]
+    rows = [[name, *(cells.get(batch, "") for batch in batches)] for name, cells in lines.items()]
+    return f"{table(head, rows)}\n\n{_made(entries)}"
+
+
+def _memory(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
+    """What principal components take beyond the loader, and what a solver takes that holds all data."""
+    text = []
+    for entry in [entry for entry in entries if entry["name"] == "pca-memory-gb"][:1]:
+        rows, dim = entry["rows"], entry["dim"]
+        text.append(
+            f"PCA of {rows:,} × {dim:,} numbers ({4e-9 * rows * dim:.1f} GB) to {entry['keep']} components takes "
+            f"{entry['value']:.2f} GB beyond what the loader holds."
+        )
+    for beside in [entry["beside"] for entry in entries if "sklearn" in entry.get("beside", {})][:1]:
+        gb = beside["sklearn"]["gb"]
+        text.append(f"scikit-learn's solver holds all data and takes {gb:.2f} GB for {beside['rows']:,} rows.")
+    return f"{' '.join(text)}\n\n{_made(entries)}"
+
+
+def _fit(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Times and memory of fits of chosen sizes."""
+    rows = []
+    for point in result["points"]:
+        if point["method"] in ("ours", "ours, one Gaussian") and point["value"] in SIZES.get(point["axis"], ()):
+            size = {**result["axes"][point["axis"]], point["axis"]: point["value"]}
+            density = f"{size['components']} components" if point["method"] == "ours" else "one Gaussian"
+            times = [_seconds(point["fit_seconds"]), _seconds(point["score_seconds"]), f"{point['fit_mb']:,.0f} MB"]
+            rows.append([f"{size['rows']:,}", f"{size['dim']:,}", f"{size['classes']:,}", density, *times])
+    head = ["inputs", "dimensions", "classes", "per class", "fit", "score all inputs", "memory of the fit"]
+    made = f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, one thread"
+    return f"{table(head, rows)}\n\n{made}, {_versions(result['machine'])}"
+
+
+def _device(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Times and memory on a GPU, without floors and profiles."""
+    found = {entry["name"]: entry for entry in result["entries"] if "seconds" in entry}
+    rows = []
+    for name, what in ON_A_GPU.items():
+        if name in found:
+            entry = found[name]
+            size = f"{entry.get('scored', entry['rows']):,} × {entry['dim']:,}"
+            rows.append([what, size, _seconds(entry["seconds"]), f"{entry['peak_gb']:.1f} GB"])
+    head = ["", "inputs × dimensions", "time", "peak memory"]
+    machine = result["machine"]
+    made = f"`{result['command']}`, {result['date'][:10]}, {machine['device']}, {_versions(machine)}"
+    return f"{table(head, rows)}\n\n{made}"
 
 
 def _versions(machine: dict[str, Any]) -> str:
@@ -162,13 +243,15 @@ def _training(result: dict[str, Any], before: dict[str, Any]) -> str:
         ]
         for name, found in result["sets"].items()
     ]
-    head = ["", "networks", "time", "epochs", "a step and network", "of the peak", "test accuracy"]
+    head = ["", "networks", "time", "epochs", "per step and network", "of the peak", "test accuracy"]
     times = [[key, _rounds([1e-3 * value for value in values])] for key, values in result["steps"].items()]
-    rate = f"{result['gflop_a_step']:.1f} GFLOP a step; the peak is {result['peak_tflops']:.0f} TFLOP/s in bfloat16."
+    rate = f"{result['gflop_a_step']:.1f} GFLOP per step; the peak is {result['peak_tflops']:.0f} TFLOP/s in bfloat16."
     made = (
         f"`{result['command']}`, {result['date'][:10]}, {result['machine']['device']}, {_versions(result['machine'])}"
     )
-    return "\n\n".join([table(head, rows), table(["norms, networks at once", "a step and network"], times), rate, made])
+    return "\n\n".join(
+        [table(head, rows), table(["norms, networks at once", "per step and network"], times), rate, made]
+    )
 
 
 def _growth(result: dict[str, Any], before: dict[str, Any]) -> str:
@@ -188,7 +271,7 @@ def _growth(result: dict[str, Any], before: dict[str, Any]) -> str:
     ]
     head = ["grows with", "method", *(f"{name} ∝" for name in quantities.values()), "at", "fit", "score", "memory"]
     made = f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, {_versions(result['machine'])}"
-    picture = "![Time and memory against rows, dimensions, classes and components](images/growth.png)"
+    picture = "![Time and memory against rows, dimensions, classes and components](../docs/images/growth.png)"
     state = [] if result["complete"] else ["This run was stopped: some points are missing."]
     parts = [picture, table(head, rows), "\n".join(notes), *state, f"{made}, {result['seconds']:.0f} s in all"]
     return "\n\n".join(part for part in parts if part)
@@ -199,15 +282,20 @@ SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
     "training": ("training.json", "training-history.jsonl", "python -m bench.training", _training),
     "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),  # the last two have no history
+    "call": ("latest.json", "history.jsonl", "make bench", _call),
+    "memory": ("latest.json", "history.jsonl", "make bench", _memory),
+    "fit": ("growth.json", "growth-history.jsonl", "make bench-growth", _fit),
+    "device": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _device),
 }
 
 
 def main() -> None:
-    """Fill the page of this working tree."""
-    before = PAGE.read_text(encoding="utf-8")
-    after = fill(before, HERE)
-    if after != before:
-        PAGE.write_text(after, encoding="utf-8")
+    """Fill the pages of this working tree."""
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = fill(before, HERE)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`python -m bench.training`: ten residual networks side by side, as the study of table 1 trains them, to their end.
+"""`python -m bench.training`: whole trainings of ten residual networks side by side, as in the study of table 1.
 
-Whole trainings on SVHN and CIFAR10, from untrained networks to weights on the host, the first of them with all that has
-to be loaded and compiled; then what a step takes, with fused norms and with torch's own. The data are looked for where
-`hidden-uncertainty data` puts them.
+Times are from untrained networks to weights on the host, on SVHN and CIFAR10; the first includes loading and compiling.
+Then the time of a step, with fused norms and with torch's own. Data are read from where `python -m reproduction data`
+puts them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hidden_uncertainty.datasets.images import Images, cifar10, svhn, unit
-from hidden_uncertainty.nets import ResNet
-from hidden_uncertainty.nets._lane import Data, Recipe
-from hidden_uncertainty.nets._module_lane import ModuleLane
-from hidden_uncertainty.nets.many import train_many
-from hidden_uncertainty.studies._share import matrix_peak, step_operations, wait
-from hidden_uncertainty.studies.table_1_resnet import MEMBERS, WIDTHS, group
+from reproduction.datasets.images import Images, cifar10, svhn, unit
+from reproduction.nets import ResNet
+from reproduction.studies.table_1_resnet.study import MEMBERS, WIDTHS, group
+from reproduction.training.lane import Data, Recipe
+from reproduction.training.many import train_many
+from reproduction.training.module_lane import ModuleLane
+from reproduction.training.share import matrix_peak, step_operations, wait
 
 from .gpu import describe, write
 
@@ -44,7 +44,7 @@ def drawn(rows: int) -> Images:
 
 
 def steps(networks: Sequence[nn.Module], data: Data, *, fused: bool) -> list[float]:
-    """Milliseconds a step and network, of each round through the data."""
+    """Milliseconds per step and network, of each round through the data."""
     lanes = [ModuleLane(network, ModuleLane.channels_last(data), Recipe()) for network in networks]
     times = []
     for _ in range(1 + ROUNDS):  # the first records
@@ -68,7 +68,7 @@ def steps(networks: Sequence[nn.Module], data: Data, *, fused: bool) -> list[flo
 
 @torch.no_grad()
 def accuracy(network: nn.Module, images: Images, device: torch.device) -> float:
-    """Share of test images that a network gets right."""
+    """The accuracy of a network on test images."""
     assert images.labels is not None
     right = [
         network(unit(part.to(device))).argmax(1).cpu() == labels
@@ -80,7 +80,7 @@ def accuracy(network: nn.Module, images: Images, device: torch.device) -> float:
 def whole(
     name: str, networks: Sequence[nn.Module], parts: Parts, recipe: Recipe, device: torch.device
 ) -> dict[str, Any]:
-    """Train to the end, and see what came of it."""
+    """Train to the end, and measure time and accuracy."""
     train, test = parts
     assert train.labels is not None
     wait(device)
@@ -102,15 +102,17 @@ def whole(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train, and write what it took; 2 when there is no GPU."""
+    """Train, and write the times; returns 2 if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny, on drawn images; times mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny version on random images, whose times mean nothing"
+    )
     parser.add_argument("--out", type=Path, help="where to write; a whole run has a default, bench/training.json")
     options = parser.parse_args(arguments)
     if not options.quick and not torch.cuda.is_available():
-        print("bench.training needs a CUDA device; --quick tries it out on the CPU.", file=sys.stderr)
+        print("bench.training needs a CUDA device; --quick runs a tiny version on the CPU.", file=sys.stderr)
         return 2
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the command does
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the studies do
     device = torch.device("cpu" if options.quick else "cuda")
     out = options.out or (None if options.quick else HERE / "training.json")
     recipe = Recipe(epochs=2) if options.quick else Recipe()
@@ -141,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         for kind in ("fused", "plain"):
             times = steps(networks[:count], data, fused=kind == "fused")
             result["steps"][f"{kind}, {count}"] = times
-            print(f"{kind} norms, networks at once: {count}: {min(times):.3f} ms a step and network", flush=True)
+            print(f"{kind} norms, networks at once: {count}: {min(times):.3f} ms per step and network", flush=True)
     if out is not None:
         write(result, out)
     return 0

@@ -1,6 +1,6 @@
-"""Your own model, your own loaders: nothing here but PyTorch, scikit-learn's digits and the detector.
+"""A detector for your own model and loaders, with only PyTorch and scikit-learn's digits.
 
-Run it with `python examples/own_model.py`; it takes a few seconds and writes detector.safetensors.
+Run it with `python examples/own_model.py`. It takes a few seconds and writes detector.safetensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hidden_uncertainty import GaussianMixture, LatentDensity, layers
 
 torch.manual_seed(0)
 
-# Three parts: to train on, to calibrate with, to test on. The second must be unseen by the network.
+# Three parts: for training, calibration and testing. The network must not see the calibration data.
 images, labels = load_digits(return_X_y=True)
 everything = TensorDataset(torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long())
 train, calibration, test = random_split(everything, [0.6, 0.2, 0.2])
@@ -27,23 +27,23 @@ for _ in range(20):
         nn.functional.cross_entropy(model(x), y).backward()
         optimiser.step()
 
-# What the layers are called. We take the affine layer before the last activation.
+# Print the names of the layers. We take the affine layer before the last activation, "2".
 layers(model, next(iter(DataLoader(train, batch_size=8))))
 
-# A hundred images a class: one Gaussian each. The loader may shuffle.
+# There are about a hundred images per class, so one Gaussian per class is enough. The loader may shuffle.
 detector = LatentDensity(model, layers="2", density=GaussianMixture(components=1))
 detector.fit(DataLoader(train, batch_size=256, shuffle=True), calibration=DataLoader(calibration, batch_size=256))
 detector.threshold(false_alarm=0.05)
 detector.save("detector.safetensors")
 
-# Later, elsewhere: the model comes from you, the rest from the file.
+# Later, in another process: you bring the model, the rest comes from the file.
 detector = LatentDensity.load("detector.safetensors", model)
 x, y = next(iter(DataLoader(test, batch_size=len(test))))
-for name, inputs in {"as they are": x, "upside down": x.flip(1), "white noise": torch.rand_like(x)}.items():
+for name, inputs in {"test digits": x, "upside down": x.flip(1), "white noise": torch.rand_like(x)}.items():
     u = detector(inputs)
     right = (u.prediction == y).float().mean()
     print(f"{name}: {right:.0%} right, {u.surprising.float().mean():.0%} surprising")
 
 u = detector(x)
-strangest = u.epistemic.argsort(descending=True)[:5]
-print("strangest digits of the test:", [f"{y[i]} ({u.epistemic[i]:.0f} nats)" for i in strangest])
+most = u.epistemic.argsort(descending=True)[:5]
+print("most surprising test digits:", [f"{y[i]} ({u.epistemic[i]:.0f} nats)" for i in most])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -110,3 +112,17 @@ class Returning(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.function(x)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run so many at once; TimeoutError where they wait for each other for ever."""
+    list(ThreadPoolExecutor(count).map(work, range(count), timeout=30))
+
+
+def activations(model: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """A layer's output and the predicted classes, read by hand from a copy in evaluation mode."""
+    twin, kept = copy.deepcopy(model).eval(), []
+    twin.get_submodule(layer).register_forward_hook(lambda module, args, output: kept.append(output.clone()))
+    with torch.no_grad():
+        prediction = twin(x).argmax(1)
+    return kept[0], prediction

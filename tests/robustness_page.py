@@ -1,37 +1,41 @@
-"""The page docs/robustness.md, made of what the tests in tests/robustness say they try and what happens then."""
+"""The page docs/robustness.md, made of what tests try and what happens then."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "robustness.md"
-HEAD = """# Hard to break
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "robustness.md"
+HEAD = """# Robustness
 
-What was tried, and what happens. Each line is a test in [tests/robustness](../tests/robustness), and this page is
-written from them: `python tests/robustness_page.py`. Tests that take the fixture `untouched`, nearly all that have a
-model, compare it afterwards bit by bit: hooks, modes, gradient flags, gradients, weights and running statistics are
-what they were before.
+What was tried to break the library, and what happens. Each line is a test, and this page is written from the
+[tests](../tests): `python tests/robustness_page.py`. Nearly all tests that have a model compare it afterwards bit by
+bit: hooks, modes, gradient flags, gradients, weights and running statistics are what they were before.
 """
 
 
 def page() -> str:
-    """The page as it should be: for each file its docstring, for each test or case what it tries and what happens."""
-    parts = [HEAD]
-    for path in sorted((ROOT / "tests" / "robustness").glob("test_*.py")):
+    """The page: what tests in tests/robustness try, and those that elsewhere.txt names, a section for each title."""
+    sections: dict[str, list[str]] = {}
+    for path in sorted((TESTS / "robustness").glob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         title = (ast.get_docstring(tree) or path.stem).rstrip(".")
-        lines = [f"| {tried} | {happens} |" for tried, happens in _cases(tree)]
-        parts.append("\n".join([f"## {title}\n", "| tried | what happens |", "|---|---|", *lines, ""]))
-    return "\n".join(parts)
+        sections[title] = [f"| {tried} | {happens} |" for tried, happens in _cases(tree)]
+    for line in (TESTS / "robustness" / "elsewhere.txt").read_text(encoding="utf-8").splitlines():
+        title, tried, happens, test = line.split(" | ")
+        file, _, name = test.partition("::")
+        if f"def {name}(" not in (TESTS / file).read_text(encoding="utf-8"):
+            raise ValueError(f"elsewhere.txt names {test}, which is not there")
+        sections.setdefault(title, []).append(f"| {tried} | {happens} |")
+    tables = [[f"## {title}\n", "| tried | what happens |", "|---|---|", *rows, ""] for title, rows in sections.items()]
+    return "\n".join([HEAD, *(line for table in tables for line in table)])
 
 
-def _cases(tree: ast.Module) -> list[tuple[str, str]]:
-    """First two arguments of every call of `tried`, in the order of the file."""
+def _cases(tree: ast.Module) -> list[list[str]]:
+    """The arguments of every call of `tried`, in the order of the file."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "tried"]
-    calls.sort(key=lambda call: call.lineno)
-    return [(ast.literal_eval(call.args[0]), ast.literal_eval(call.args[1])) for call in calls]
+    return [[ast.literal_eval(arg) for arg in call.args] for call in sorted(calls, key=lambda call: call.lineno)]
 
 
 if __name__ == "__main__":

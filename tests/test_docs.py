@@ -6,9 +6,11 @@ import runpy
 import pytest
 import torch
 
+from hidden_uncertainty.abilities import ABILITIES
 from pages import FENCE, ROOT, examples, run, same
+from reproduction.studies import NAMES
 
-PAGES = [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("*.md"))]
+PAGES = [page for folder in ("docs", "bench", ".") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and examples(page.read_text(encoding="utf-8"))]
 MADE_BY_DEMO = ROOT / "docs/images/demo.png"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -46,6 +48,19 @@ def anchors(page: str) -> set[str]:
     """The names that GitHub gives to headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_what_each_method_can_do():
+    table = (ROOT / "docs/comparing.md").read_text(encoding="utf-8").split("abilities -->")[1]
+    shown = {}
+    for names, *cells in re.findall(r"^\| (`.+`) \| (\w+) \| (\w+) \| (\w+) \|$", table, re.MULTILINE):
+        shown |= dict.fromkeys(re.findall(r"`(\w+)`", names), tuple(cell == "yes" for cell in cells))
+    assert shown == {name: abilities for name, abilities in ABILITIES.items() if name != "Detector"}
+
+
+def test_commands_of_the_reproduction_exist():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert set(re.findall(r"python -m reproduction ([\w-]+)", text)) <= {*NAMES, "data", "NAME"}
 
 
 @pytest.mark.parametrize("source", ["README.md", "docs/index.md"])

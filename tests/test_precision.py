@@ -3,8 +3,8 @@ import threading
 import pytest
 import torch
 
-from hidden_uncertainty import _precision
-from hidden_uncertainty._precision import full_precision
+from hidden_uncertainty import precision as _precision
+from hidden_uncertainty.precision import full_precision
 
 CPU = torch.device("cpu")
 

@@ -103,8 +103,8 @@ def test_track_gives_the_items_and_leaves_nothing_behind(terminal: io.StringIO) 
     assert_clean(terminal)
 
 
-def test_task_shows_steps_and_the_latest_information(terminal: io.StringIO) -> None:
-    with progress.task("mixture", total=10) as bar:
+def test_a_bar_shows_steps_and_the_latest_information(terminal: io.StringIO) -> None:
+    with progress.progress_bar("mixture", total=10) as bar:
         bar.advance(2, likelihood=-1234.5678, stage="warm")
         assert "2/10" in shown(terminal)[0]
         assert "likelihood -1235  stage warm" in shown(terminal)[0]
@@ -119,24 +119,12 @@ def test_task_shows_steps_and_the_latest_information(terminal: io.StringIO) -> N
 def test_nested_bars_are_rows_of_one_display(terminal: io.StringIO) -> None:
     for _ in progress.track(range(2), "layers"):
         for _ in progress.track(range(2), "batches"):
-            with progress.task("steps", total=5) as bar:
+            with progress.progress_bar("steps", total=5) as bar:
                 bar.advance()
                 rows = shown(terminal)
                 assert [row.split()[0] for row in rows] == ["layers", "batches", "steps"]
         assert [row.split()[0] for row in shown(terminal)] == ["layers"]
     assert_clean(terminal)
-
-
-def test_say_prints_above_the_bars(terminal: io.StringIO) -> None:
-    progress.say("before")
-    with progress.task("fit", total=2):
-        progress.say("task inferred: [bold]classification[/bold] :boom: " + "x" * 120)
-        lines = shown(terminal)
-        assert lines[0] == "before"
-        assert lines[1].startswith("task inferred: [bold]classification[/bold] :boom: xxx")
-        assert lines[-1].startswith("fit ")
-    assert len(Screen(terminal.getvalue()).text) == 2
-    assert Screen(terminal.getvalue()).cursor
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -184,7 +172,7 @@ def test_threads_share_the_display(terminal: io.StringIO) -> None:
             for _ in range(10):
                 together.wait(timeout=20)
                 for _ in progress.track(range(5), name):
-                    with progress.task("inner", total=3) as bar:
+                    with progress.progress_bar("inner", total=3) as bar:
                         bar.advance(loss=1.0)
         except BaseException as error:
             failures.append(error)
@@ -215,48 +203,50 @@ def test_length_is_asked_for_and_may_be_missing(terminal: io.StringIO) -> None:
         tracked.close()  # type: ignore[attr-defined]
 
 
-def test_silent_when_not_a_terminal_or_not_wanted(
-    log: io.StringIO, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert list(progress.track(range(3), "x")) == [0, 1, 2]
-    with progress.task("x", total=1) as bar:
-        bar.advance(loss=1.0)
+def test_silent_when_not_a_terminal_or_not_wanted(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        with progress.progress_bar("x", total=1) as bar:
+            bar.advance(loss=1.0)
+        assert list(progress.track(range(3), "x")) == [0, 1, 2]
+
+    run()
     assert log.getvalue() == ""
 
     file = io.StringIO()
     monkeypatch.setattr(progress, "_console", Console(file=file, force_terminal=True))
-    assert list(progress.track(range(3), "x", enabled=False)) == [0, 1, 2]
+    with progress.bars(False):
+        run()
+        with progress.bars(None):  # keeps what the block around it says
+            run()
     monkeypatch.setenv("RANK", "1")
-    assert list(progress.track(range(3), "x")) == [0, 1, 2]
-    progress.say("told by the first process")
+    run()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(progress, "_console", Console(file=file, force_terminal=True))
-    assert list(progress.track(range(3), "x")) == [0, 1, 2]
+    run()
     assert file.getvalue() == ""
-    assert capsys.readouterr() == ("", "")
 
 
-def test_asked_for_without_a_terminal_it_says_one_line_at_the_end(log: io.StringIO) -> None:
+def test_a_block_ends_with_what_it_said(terminal: io.StringIO) -> None:
+    with contextlib.suppress(OSError), progress.bars(False):
+        raise OSError("disk")
+    assert list(progress.track(range(3), "x")) == [0, 1, 2]
+    assert_clean(terminal)
+
+
+def test_asked_for_without_a_terminal_it_prints_one_line_at_the_end(log: io.StringIO) -> None:
     def fit() -> None:
-        with progress.task("fit", enabled=True) as bar:
+        with progress.progress_bar("fit") as bar:
             bar.advance(2, loss=0.5)
             raise OSError("disk")
 
-    assert list(progress.track(range(3), "reading a rather long name of a file", enabled=True)) == [0, 1, 2]
-    with pytest.raises(OSError, match="disk"):
-        fit()
+    with progress.bars(True):
+        assert list(progress.track(range(3), "reading a rather long name of a file")) == [0, 1, 2]
+        with pytest.raises(OSError, match="disk"):
+            fit()
     first, second = log.getvalue().splitlines()
     assert re.fullmatch(r"reading a rather long name of a file: 3/3 in \d+\.\d s", first)
     assert re.fullmatch(r"fit: 2 in \d+\.\d s loss 0\.5", second)
-
-
-def test_say_is_one_plain_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    message = "task inferred: classification of 10 classes, 'cat' [3] " + "and so on " * 20
-    progress.say(message.strip())
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == message.strip() + "\n"
 
 
 def test_what_the_program_prints_to_stdout_stays_there(

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from hidden_uncertainty.cli import app
+from hidden_uncertainty.cli.app import app
 from pages import ROOT, examples, run, same
 
 README = ROOT / "README.md"
@@ -37,7 +37,7 @@ def test_commands_of_make_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"`hidden-uncertainty (\w+)", TEXT))))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"(?:^|`)hidden-uncertainty (\w+)", TEXT, re.MULTILINE))))
 def test_commands_of_the_package_exist(command):
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
 

@@ -21,18 +21,18 @@ def draw(n: int = 6, *, pixels: tuple[int, ...] = (), threshold: float | None = 
         return torch.rand(n, *pixels, generator=generator)
 
     layers = {
-        "layer1": LayerScores(scores(), scores(), scores(), residual=scores(), p_value=scores()),
-        "layer2": LayerScores(scores(), scores(), scores()),
+        "layer1": LayerScores(**{name: scores() for name in (*FIELDS[1:], "residual")}, threshold=0.2),
+        "layer2": LayerScores(epistemic=scores()),
     }
-    prediction = torch.randint(10, (n, *pixels), generator=generator)
-    return Uncertainty(prediction, scores(), scores(), scores(), scores(), layers, threshold)
+    fields = {"prediction": torch.randint(10, (n, *pixels), generator=generator)}
+    return Uncertainty(**fields, **{name: scores() for name in FIELDS[1:]}, layers=layers, threshold=threshold)
 
 
 def all_tensors(u: Uncertainty) -> dict[str, Tensor]:
     tensors = {name: getattr(u, name) for name in FIELDS}
     for layer, scores in u.layers.items():
         tensors |= {f"{layer}.{item.name}": getattr(scores, item.name) for item in dataclasses.fields(scores)}
-    return {name: value for name, value in tensors.items() if value is not None}
+    return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
 @pytest.mark.parametrize("pixels", [(), (2, 3)])
@@ -82,8 +82,10 @@ def test_iterates_over_inputs() -> None:
 
 
 def test_surprising_is_above_the_threshold() -> None:
-    u = Uncertainty(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, math.nan]), threshold=2.0)
+    u = Uncertainty(prediction=torch.arange(4), epistemic=torch.tensor([1.0, 2.0, 3.0, math.nan]), threshold=2.0)
     assert u.surprising.tolist() == [False, False, True, True]
+    layer = draw()[:3].layers["layer1"]
+    assert torch.equal(layer.surprising, layer.epistemic > 0.2)
     assert u[u.surprising].prediction.tolist() == [2, 3]
 
 
@@ -124,7 +126,7 @@ def test_moves_every_tensor() -> None:
 
 
 def test_method_without_aleatoric() -> None:
-    u = Uncertainty(torch.arange(3), torch.tensor([1.0, 2.0, 3.0]))
+    u = Uncertainty(prediction=torch.arange(3), epistemic=torch.tensor([1.0, 2.0, 3.0]))
     assert u.aleatoric is None
     assert u.layers == {}
     joined = Uncertainty.cat([u[0], u.cpu()])
@@ -159,10 +161,11 @@ def test_is_frozen() -> None:
 
 def test_fields_of_different_lengths() -> None:
     with pytest.raises(ValueError, match=r"prediction \(3,\), epistemic \(2,\)"):
-        Uncertainty(torch.arange(3), torch.zeros(2))
+        Uncertainty(prediction=torch.arange(3), epistemic=torch.zeros(2))
     with pytest.raises(ValueError, match="first dimension"):
-        Uncertainty(torch.tensor(3), torch.tensor(0.0))
+        Uncertainty(prediction=torch.tensor(3), epistemic=torch.tensor(0.0))
+    layers = {"a": LayerScores(epistemic=torch.zeros(2))}
     with pytest.raises(ValueError, match="layer 'a' has scores of 2 inputs; there are 3"):
-        Uncertainty(torch.arange(3), torch.zeros(3), layers={"a": LayerScores(torch.zeros(2))})
+        Uncertainty(prediction=torch.arange(3), epistemic=torch.zeros(3), layers=layers)
     with pytest.raises(ValueError, match=r"epistemic \(2,\), aleatoric \(1,\)"):
-        LayerScores(torch.zeros(2), torch.zeros(1))
+        LayerScores(epistemic=torch.zeros(2), aleatoric=torch.zeros(1))

@@ -1,31 +1,30 @@
 """Epistemic and aleatoric uncertainty for any trained PyTorch network, from the density of its hidden activations.
 
-`LatentDensity(model, layer).fit(train, calibration=unseen)` is a detector, and calling it gives an `Uncertainty`;
+`LatentDensity(model, layer).fit(train, calibration=unseen)` is a `Detector`, and calling it gives an `Uncertainty`;
 `layers(model, example)` lists what can be read. Other methods are in `hidden_uncertainty.baselines`, a reconstruction
-penalty for training in `hidden_uncertainty.regularise`, small networks and data sets in `nets` and `datasets`.
+penalty for training in `hidden_uncertainty.regularise`, and a small network with digits in `hidden_uncertainty.demo`.
 """
 
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import metrics
-from .calibration import Calibration
+from . import baselines, metrics
 from .comparison import Comparison, compare
 from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
-from .distribution import OutputDistribution
-from .estimator import LatentDensity
-from .extract import Features
-from .layers import layers
-from .pixels import Pixels
+from .detector import Detector
+from .extract import Features, Pixels
+from .latent import LatentDensity
+from .model.layers import layers
+from .model.tasks import Classification, Regression
 from .reduce import Reduce
-from .tasks import Classification, Regression
+from .scoring.calibration import Calibration
+from .scoring.distribution import OutputDistribution
 from .uncertainty import LayerScores, Uncertainty
+from .version import __version__
 
 if TYPE_CHECKING:
     from . import plots
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Calibration",
@@ -33,6 +32,7 @@ __all__ = [
     "Comparison",
     "ConditionalFlow",
     "Density",
+    "Detector",
     "Features",
     "GaussianMixture",
     "JointMixture",
@@ -43,6 +43,8 @@ __all__ = [
     "Reduce",
     "Regression",
     "Uncertainty",
+    "__version__",
+    "baselines",
     "compare",
     "layers",
     "metrics",

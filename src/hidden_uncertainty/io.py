@@ -19,8 +19,8 @@ from torch import Tensor
 
 FORMAT = "hidden-uncertainty"
 FORMAT_VERSION = 1
-METADATA = "__metadata__"  # safetensors' own name for what is not a tensor
-MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer one
+METADATA = "__metadata__"  # how safetensors names what is not a tensor
+MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer ones
 
 
 def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -95,7 +95,7 @@ def read(
         with torch.device("cpu"):  # empty tensors would be made on the default device
             tensors = safetensors.torch.load(content)
         digest = _digest(metadata["header"], tensors)
-    except Exception as error:  # whatever a damaged file makes a parser raise, it is the file that is wrong
+    except Exception as error:  # whatever a damaged file makes a parser raise, the file is to blame
         _damaged(path, str(error), cause=error)
     if digest != metadata["digest"] or not isinstance(header, dict):
         _damaged(path, "its content does not match its digest")
@@ -110,7 +110,7 @@ def _to_json(header: dict[str, Any]) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the header cannot be written as JSON: {error}") from error
     if json.loads(text) != header:
-        raise ValueError("the header would not come back from JSON as it is: use lists, not tuples, and text as keys")
+        raise ValueError("the header would not come back from JSON unchanged: use lists, not tuples, and text as keys")
     return text
 
 

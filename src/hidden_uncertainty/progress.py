@@ -1,32 +1,38 @@
 """Progress of long operations, drawn on stderr when a person watches and silent otherwise.
 
 All bars of a process, nested or in several threads, are rows of one shared display, which appears with the first
-and is erased with the last.
+and is erased with the last. Whether bars are drawn is said once, by `bars`, for everything that runs inside it.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from .notes import first_process
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 T = TypeVar("T")
 
-_console = Console(stderr=True)
+_wanted: ContextVar[bool | None] = ContextVar("wanted", default=None)
+_console: Console | None = None
 # Re-entrant: the garbage collector may close an abandoned bar while its thread opens another.
 _lock = threading.RLock()
 _display: Progress | None = None
 
 
-class Task:
-    """One row of the display, or nothing visible at all; made by `task`.
+class Bar:
+    """One row of the display, or nothing visible at all; made by `progress_bar`.
 
     Args:
         description: what is going on.
@@ -55,26 +61,45 @@ class Task:
 
 
 @contextmanager
-def task(description: str, total: int | None = None, *, enabled: bool | None = None) -> Iterator[Task]:
+def bars(enabled: bool | None) -> Iterator[None]:
+    """Say for a block, and for all that it calls, whether bars are drawn.
+
+    Args:
+        enabled: False never draws bars. True always does, and prints one line at the end where no bar can be drawn.
+            None keeps what a block around this one says; without one, bars are drawn when stderr is a terminal, in the
+            first of several processes.
+
+    Example:
+        >>> with bars(False), progress_bar("mixture", total=3) as bar:
+        ...     bar.advance()
+    """
+    token = _wanted.set(_wanted.get() if enabled is None else enabled)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     """Show one bar for the length of a `with` block; whatever ends the block, the terminal is left as it was.
 
     Args:
         description: what is going on.
         total: steps to go, None when unknown.
-        enabled: None shows the bar when stderr is a terminal, in the first process of several; False never; True
-            always, and where no bar can be drawn says one line at the end.
 
     Example:
-        >>> with task("mixture", total=3) as bar:
+        >>> with progress_bar("mixture", total=3) as bar:
         ...     for step in range(3):
         ...         bar.advance(likelihood=-1.0 / (step + 1))
         >>> bar.completed
         3
     """
-    bar = Task(description, total)
-    drawable = _console.is_interactive
+    bar = Bar(description, total)
+    enabled = _wanted.get()
+    drawable = enabled is not False and _drawable()
     if enabled is None:
-        enabled = drawable and _first_process()
+        enabled = drawable and first_process()
     if not enabled:
         yield bar
         return
@@ -93,16 +118,13 @@ def task(description: str, total: int | None = None, *, enabled: bool | None = N
             _print(f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip())
 
 
-def track(
-    items: Iterable[T], description: str, *, total: int | None = None, enabled: bool | None = None
-) -> Iterator[T]:
+def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
     """Iterate over `items` behind a bar.
 
     Args:
         items: anything iterable.
         description: what is going on.
         total: how many items there are; `len(items)` when it has one.
-        enabled: as for `task`.
 
     Example:
         >>> sum(track([1, 2, 3], "adding"))
@@ -110,32 +132,29 @@ def track(
     """
     if total is None:
         total = _length(items)
-    with task(description, total, enabled=enabled) as bar:
+    with progress_bar(description, total) as bar:
         for item in items:
             yield item
             bar.advance()
 
 
-def say(message: str) -> None:
-    """Write one line to stderr, above any bars; of several processes only the first speaks.
+def _drawable() -> bool:
+    """Whether stderr is a terminal that bars can be drawn on; rich is imported only where that may be."""
+    forced = any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
+    return (_console is not None or forced or sys.stderr.isatty()) and _get_console().is_interactive
 
-    Args:
-        message: plain text, never read as markup.
 
-    Example:
-        >>> say("task inferred from outputs of shape (n, 10): classification")
-    """
-    if _first_process():
-        _print(message)
+def _get_console() -> Console:
+    global _console
+    if _console is None:
+        from rich.console import Console
+
+        _console = Console(stderr=True)
+    return _console
 
 
 def _print(message: str) -> None:
-    _console.print(message, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def _first_process() -> bool:
-    # torchrun gives every process its RANK; their bars would overwrite each other.
-    return os.environ.get("RANK", "0") == "0"
+    _get_console().print(message, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _length(items: Iterable[object]) -> int | None:
@@ -151,17 +170,19 @@ def _text(info: dict[str, float | str]) -> str:
     )
 
 
-def _open(bar: Task) -> tuple[Progress, TaskID]:
+def _open(bar: Bar) -> tuple[Progress, TaskID]:
     global _display
     with _lock:
         if _display is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
             display = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 TextColumn("{task.fields[info]}", markup=False, style="dim"),
-                console=_console,
+                console=_get_console(),
                 transient=True,
                 # Redirection sends what the program prints to stdout to stderr, also when stdout is a file.
                 redirect_stdout=False,

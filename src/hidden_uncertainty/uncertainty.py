@@ -1,4 +1,4 @@
-"""The result of scoring: a prediction and how uncertain it is, one entry an input."""
+"""The result of scoring: a prediction and how uncertain it is, one entry per input."""
 
 from __future__ import annotations
 
@@ -12,9 +12,25 @@ from torch import Tensor
 Index = int | slice | Tensor | Sequence[int] | Sequence[bool]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class LayerScores:
-    """Scores of one layer, (n,) each or (n, H, W) of pixels, higher when more uncertain, in nats; None where absent.
+class _Alarm:
+    """What is surprising, for scores with a threshold."""
+
+    epistemic: Tensor
+    threshold: float | None
+
+    @property
+    def surprising(self) -> Tensor:
+        """Whether the epistemic uncertainty is above the threshold; NaN counts as surprising."""
+        if self.threshold is None:
+            raise RuntimeError(
+                "no threshold was set when this was scored: call detector.threshold(false_alarm=0.01), then score again"
+            )
+        return ~(self.epistemic <= self.threshold)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LayerScores(_Alarm):
+    """Scores of one layer, (n,) each or (n, H, W) for pixels, higher when more uncertain, in nats; None where absent.
 
     Args:
         epistemic: Surprise at the layer's activations, -log p(z).
@@ -24,11 +40,11 @@ class LayerScores:
         p_value: Share of unseen inputs at least as surprising, lower when more surprising.
         expected_error: For regression, the root of E[(y - prediction)²] under p(y|z), in the output's own unit; (n, q)
             where there are q outputs.
+        threshold: The epistemic uncertainty above which this layer calls an input surprising.
 
     Example:
-        >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]))
-        LayerScores of 2 inputs
-          epistemic      mean 2, min 1, max 3
+        >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]), threshold=2.0).surprising
+        tensor([False,  True])
     """
 
     epistemic: Tensor
@@ -37,12 +53,17 @@ class LayerScores:
     residual: Tensor | None = None
     p_value: Tensor | None = None
     expected_error: Tensor | None = None
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)
 
     def __len__(self) -> int:
         return len(self.epistemic)
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        """The scores of some inputs, by a mask or indices."""
+        return replace(self, **_map(self, lambda value: value[rows.to(value.device)]))
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -57,25 +78,25 @@ class LayerScores:
         return "\n".join([f"LayerScores of {len(self):,} inputs", *_summary(self)])
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Uncertainty:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Uncertainty(_Alarm):
     """Predictions and how uncertain they are, of every method; scores are higher when more uncertain.
 
     Index it by a number, a slice, a mask or a tensor of indices, and every field follows: `u[u.surprising]`.
 
     Args:
-        prediction: What the network said, one entry an input, or one a pixel, (n, H, W), as all scores then are.
+        prediction: What the network predicts, one entry per input, or one per pixel, (n, H, W), as all scores then are.
         epistemic: How unfamiliar the input is.
         aleatoric: How ambiguous it is; None for a method that does not tell.
         log_aleatoric: Its logarithm, which ranks inputs whose entropy underflows.
         p_value: Share of unseen inputs at least as surprising, lower when more surprising.
-        layers: Scores of each layer, by its name.
+        layers: Scores of each layer, by its name; of a method that reads the network's outputs, under `"outputs"`.
         threshold: The epistemic uncertainty above which an input is called surprising.
         expected_error: For regression, the root of E[(y - prediction)²] under p(y|z), in the output's own unit.
         variance: The network's own variance of its prediction, where it predicts one.
 
     Example:
-        >>> u = Uncertainty(torch.tensor([7, 1, 3]), torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
+        >>> u = Uncertainty(prediction=torch.tensor([7, 1, 3]), epistemic=torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
         >>> u
         Uncertainty of 3 inputs
           epistemic      mean 4, min 1, max 9
@@ -102,15 +123,6 @@ class Uncertainty:
                     f"layer {name!r} has scores of {len(scores)} inputs; there are {len(self)} predictions"
                 )
 
-    @property
-    def surprising(self) -> Tensor:
-        """Whether the epistemic uncertainty is above the threshold; NaN counts as surprising."""
-        if self.threshold is None:
-            raise RuntimeError(
-                "no threshold was set when this was scored: call detector.threshold(false_alarm=0.01), then score again"
-            )
-        return ~(self.epistemic <= self.threshold)
-
     def __len__(self) -> int:
         return len(self.prediction)
 
@@ -134,7 +146,7 @@ class Uncertainty:
         """Put results of several batches together; they must have the same fields, layers and threshold.
 
         Example:
-            >>> u = Uncertainty(torch.tensor([7, 1]), torch.tensor([1.0, 9.0]))
+            >>> u = Uncertainty(prediction=torch.tensor([7, 1]), epistemic=torch.tensor([1.0, 9.0]))
             >>> len(Uncertainty.cat([u, u[0]]))
             3
         """
@@ -201,7 +213,7 @@ def _check_lengths(scores: LayerScores | Uncertainty) -> None:
     lengths = {value.shape[:1] for value in vars(scores).values() if isinstance(value, Tensor)}
     if () in lengths or len(lengths) > 1:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in _tensors(scores).items())
-        raise ValueError(f"every field needs one entry an input, along its first dimension; got {shapes}")
+        raise ValueError(f"every field needs one entry per input, along its first dimension; got {shapes}")
 
 
 def _check_same(position: int, what: str, value: object, first: object) -> None:

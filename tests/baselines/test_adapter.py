@@ -59,6 +59,13 @@ def test_the_model_is_left_alone_when_the_detector_raises(trained, data):
     assert all(parameter.grad is None for parameter in trained.parameters())
 
 
+def test_what_is_set_apart_is_not_fitted_to(trained, data):
+    detector = Rude(trained)
+    with pytest.warns(UserWarning, match="come without their guarantee"):
+        method = PytorchOOD(detector, trained).fit(data["train"], holdout=0.3)
+    assert detector.count == 600 - len(method.head.calibration.scores) < 480
+
+
 def test_a_function_is_a_detector_with_nothing_to_fit(trained, data):
     method = PytorchOOD(lambda x: x.norm(dim=1), trained).fit(data["train"])
     assert torch.equal(method(data["far"]).epistemic, data["far"].norm(dim=1))
@@ -94,7 +101,7 @@ def test_features_of_any_layer(trained, data):
     detector = Centre()
     method = PytorchOODFeatures(detector, trained, ["body.0", "hidden"], combine="last").fit(data["train"])
     assert not hasattr(detector, "mean")  # copies are fitted
-    assert method.parts["hidden"].detector.classes.tolist() == [0, 1, 2]
+    assert method.head.terms["hidden"].method.detector.classes.tolist() == [0, 1, 2]
     u = method(data["far"])
     trained.eval()
     z, far = (trained.hidden(trained.body(x)).detach() for x in (torch.cat([x for x, _ in data["train"]]), data["far"]))

@@ -3,15 +3,13 @@ import torch
 from scipy.stats import multivariate_normal
 
 from hidden_uncertainty import LatentDensity
-from hidden_uncertainty.baselines.gaussian import one_gaussian_a_class
+from hidden_uncertainty.baselines.gaussian import one_gaussian_a_class, one_gaussian_per_class
 
 
 @pytest.mark.parametrize("condition", ["prediction", "label"])
-def test_it_is_the_density_of_one_gaussian_a_class(trained, data, condition):
-    detector = one_gaussian_a_class(trained, "hidden", shrinkage=None, ridge=1e-2, condition=condition).fit(
-        data["train"]
-    )
-    assert isinstance(detector, LatentDensity)
+def test_it_is_the_density_of_one_gaussian_per_class(trained, data, condition):
+    detector = one_gaussian_per_class(trained, "hidden", shrinkage=None, ridge=1e-2, condition=condition)
+    detector.fit(data["train"])
     x = data["test"][0][0]
     got = detector(x).epistemic
     trained.eval()
@@ -27,3 +25,8 @@ def test_it_is_the_density_of_one_gaussian_a_class(trained, data, condition):
         one = multivariate_normal(rows.mean(0).numpy(), covariance.numpy())
         density = density + len(rows) / len(z) * torch.from_numpy(one.pdf(new))
     assert torch.allclose(got.double(), -density.log(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_name_of_version_0_1_0(trained):
+    with pytest.warns(DeprecationWarning, match="one_gaussian_a_class is deprecated: use one_gaussian_per_class"):
+        assert isinstance(one_gaussian_a_class(trained, "hidden"), LatentDensity)

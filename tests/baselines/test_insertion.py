@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.baselines.dropout import MCDropout
-from hidden_uncertainty.baselines.insertion import WithDropout, insert_dropout
+from hidden_uncertainty.baselines.dropout import MCDropout, WithDropout, insert_dropout
 
 
 class Block(nn.Module):
@@ -129,7 +127,7 @@ def test_a_compiled_model_is_copied_without_its_wrapper() -> None:
         (0.1, [], "names no module"),
     ],
 )
-def test_errors(p: float, after: str | type | Sequence[str], text: str) -> None:
+def test_errors(p: float, after: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         insert_dropout(Residual(), p, after=after)
 

@@ -40,19 +40,6 @@ def test_blocks_do_not_show(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(whole, Index(points, 7).search(z, 7), strict=True))
 
 
-def test_a_block_of_distances_bounds_the_memory(monkeypatch):
-    sizes = []
-    original = torch.addmm
-
-    def addmm(*args, **kwargs):
-        sizes.append(original(*args, **kwargs).numel())
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "addmm", addmm)
-    Index(random(40_000, 2), 3).search(random(600, 2, seed=1), 3)
-    assert max(sizes) <= neighbours.POINTS * neighbours.QUERIES and len(sizes) == 9
-
-
 @pytest.mark.parametrize("backend", ["torch", "faiss", "auto"])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_scores_are_the_distances_of_scikit_learn(trained, data, normalise, backend):
@@ -88,7 +75,9 @@ def test_faiss_is_asked_for_by_name(trained, monkeypatch):
 
 def test_several_layers_are_standardised_without_meeting_themselves(trained, data):
     method = NearestNeighbours(trained, ["body.0", "hidden"], k=1, normalise=False).fit(data["train"])
-    assert all(standard.mean > 0 for standard in method._standard.values())  # each row is its own nearest, at 0
+    assert all(
+        standard.mean > 0 for standard in method.head.combination.standard.values()
+    )  # each row is its own nearest, at 0
     u, far = method.predict(data["test"]), method(data["far"])
     assert abs(u.epistemic.mean()) < 0.5 and 0.3 < u.epistemic.std() < 3
     assert far.epistemic.min() > u.epistemic.max()
@@ -132,24 +121,19 @@ class Line(nn.Module):
 def test_credibility_of_a_worked_example():
     # Labels that the network gets wrong at -1 and 3.
     train = [(torch.tensor([[-3.0], [-2.0], [-1.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1, 1, 0]))]
-    # Two neighbours each: of -2.6, {-3, -2}, none disagrees; of -1.6 {-2, -1}, one; of 2.6 {3, 2}, one; of 0.9 {1, 2}.
-    unseen = [(torch.tensor([[-2.6], [-1.6], [2.6], [0.9]]), torch.tensor([0, 0, 1, 1]))]
+    # Two neighbours each: of -2.6 {-3, -2}, none disagrees; of -1.6 {-2, -1}, one; of 2.6 {3, 2}, one; of 0.9 {1, 2},
+    # both, as its label is 0 although the network says 1.
+    unseen = [(torch.tensor([[-2.6], [-1.6], [2.6], [0.9]]), torch.tensor([0, 0, 1, 0]))]
     method = Credibility(Line(), ["first", "second"], k=2, task="classification").fit(train, calibration=unseen)
-    assert method.calibration.scores.tolist() == [0.0, 0.0, 2.0, 2.0]  # both layers agree, so each counts twice
+    assert method.head.calibration.scores.tolist() == [0.0, 2.0, 2.0, 4.0]  # both layers agree, so each counts twice
     # -0.9 is called 0 but its neighbours {-1, -2} are 1 and 0; 1.6 is called 1 and {2, 1} are; -0.1: {-1, 1}, both 1
     u = method(torch.tensor([[-0.9], [1.6], [-0.1]]))
     assert u.prediction.tolist() == [0, 1, 0]
     assert u.layers["first"].epistemic.tolist() == u.layers["second"].epistemic.tolist() == [1.0, 0.0, 2.0]
-    credibility = torch.tensor([(1 + 2) / 5, (1 + 4) / 5, (1 + 0) / 5])
+    credibility = torch.tensor([(1 + 3) / 5, (1 + 4) / 5, (1 + 1) / 5])
     assert torch.allclose(u.p_value, credibility) and torch.allclose(u.epistemic, 1 - credibility)
-
-
-def test_credibility_is_a_p_value(trained, data):
-    method = Credibility(trained, ["body.0", "hidden"], k=10, condition="prediction")
-    method.fit(data["train"], calibration=data["unseen"])
-    p = method.predict(data["test"]).p_value
-    for alpha in (0.01, 0.05, 0.2):
-        assert (p <= alpha).float().mean() <= alpha + 0.05
+    assert method.threshold(0.5) == pytest.approx(1 - 4 / 5)  # of the third lowest count, 2
+    assert method(torch.tensor([[-0.9], [1.6], [-0.1]])).surprising.tolist() == [False, False, True]
 
 
 def test_credibility_needs_calibration(trained, data):

@@ -86,7 +86,7 @@ def test_a_constant_input_is_no_division_by_zero():
 @pytest.mark.parametrize(
     ("loader", "text"),
     [
-        ([torch.zeros(5, 1)], "one number an input in y, but got none"),
+        ([torch.zeros(5, 1)], "one number per input in y, but got none"),
         ([(torch.zeros(5, 1), torch.zeros(5, 2))], r"but got \(5, 2\)"),
         ([(torch.zeros(1, 1), torch.zeros(1))], "at least 2 rows"),
         ([(torch.full((5, 1), torch.nan), torch.zeros(5))], "inputs hold NaN"),
@@ -99,9 +99,16 @@ def test_bad_data_is_an_error(loader, text):
         GaussianProcess(max_rows=100).fit(loader)
 
 
+def test_what_is_set_apart_is_not_fitted_to():
+    with pytest.warns(UserWarning, match="come without their guarantee"):
+        process = GaussianProcess(RBF(1.0, "fixed"), max_rows=100).fit([noisy_sine(120)], holdout=0.4)
+    apart = len(process.head.calibration.scores)
+    assert 20 < apart < 80 and len(process.reader.learned.process.model.X_train_) == 120 - apart
+    with pytest.raises(ValueError, match="at least 2 rows, not 0"):
+        process.fit([noisy_sine(120)], holdout=1 - 1e-12)
+
+
 def test_other_errors(monkeypatch):
-    with pytest.raises(RuntimeError, match="not fitted"):
-        GaussianProcess()(torch.zeros(3, 1))
     with pytest.raises(ValueError, match="backend must be one of"):
         GaussianProcess(backend="scikit")
     process = GaussianProcess(RBF(1.0, "fixed")).fit([(torch.tensor([[0.0], [1.0]]), torch.tensor([1.0, 2.0]))])

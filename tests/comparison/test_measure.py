@@ -1,7 +1,5 @@
 """Time and memory."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

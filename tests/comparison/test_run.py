@@ -1,13 +1,10 @@
 """`compare` on methods whose answers are known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from conftest import blobs
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Uncertainty, metrics
 from hidden_uncertainty.baselines import Mahalanobis, NearestNeighbours
 from hidden_uncertainty.comparison import FORWARD, compare
@@ -27,7 +24,18 @@ class Norm:
         self.predicts += 1
         x = torch.cat([batch[0] if isinstance(batch, tuple | list) else batch for batch in loader])
         norm = x.norm(dim=1)
-        return Uncertainty(torch.zeros(len(x), dtype=torch.long), norm, -norm if self.aleatoric else None)
+        classes, aleatoric = torch.zeros(len(x), dtype=torch.long), -norm if self.aleatoric else None
+        return Uncertainty(prediction=classes, epistemic=norm, aleatoric=aleatoric)
+
+
+class By:
+    """Scores inputs by a function of them."""
+
+    def __init__(self, function, pixels=None):
+        self.function, self.pixels = function, pixels
+
+    def predict(self, loader):
+        return Uncertainty(**self.function(torch.cat([x for x, _ in loader])))
 
 
 def pairs(n: int, seed: int = 0, scale: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -79,14 +87,10 @@ def test_methods_of_the_library_are_fitted_and_scored_as_by_hand(trained, data):
 
 
 def test_numbers_have_errors_of_their_own():
-    class Half:
-        def predict(self, loader):
-            x = torch.cat([x for x, _ in loader])
-            return Uncertainty(0.5 * x[:, 0], x.norm(dim=1), x.abs().sum(1))
-
+    half = By(lambda x: {"prediction": 0.5 * x[:, 0], "epistemic": x.norm(dim=1), "aleatoric": x.abs().sum(1)})
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     loader = [(x, x[:, :1])]  # labels as (n, 1), predictions as (n,)
-    found = compare({"half": Half()}, loader, {"far": [(9 * x, x[:, :1])]}, rounds=1)
+    found = compare({"half": half}, loader, {"far": [(9 * x, x[:, :1])]}, rounds=1)
     error = 0.5 * x[:, 0]
     assert found.value("half", "rmse") == pytest.approx(metrics.rmse(0.5 * x[:, 0], x[:, 0]))
     assert found.value("half", "ause epistemic") == pytest.approx(metrics.ause(x.norm(dim=1), error))
@@ -94,51 +98,34 @@ def test_numbers_have_errors_of_their_own():
     assert found.value("half", "accuracy") is None
 
 
-def test_maps_of_numbers_have_an_error_a_pixel():
-    class Scaled:
-        def predict(self, loader):
-            x = torch.cat([x for x, _ in loader])
-            return Uncertainty(0.5 * x[:, 0], x[:, 1], x[:, 2])
-
+def test_maps_of_numbers_have_one_error_per_pixel():
+    scaled = By(lambda x: {"prediction": 0.5 * x[:, 0], "epistemic": x[:, 1], "aleatoric": x[:, 2]})
     x = torch.rand(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
-    found = compare({"scaled": Scaled()}, [(x, x[:, 0])], {"far": [(9 * x, x[:, 0])]}, rounds=1)
+    found = compare({"scaled": scaled}, [(x, x[:, 0])], {"far": [(9 * x, x[:, 0])]}, rounds=1)
     assert found.value("scaled", "ause epistemic") == pytest.approx(metrics.ause(x[:, 1], 0.5 * x[:, 0]))
     assert found.value("scaled", "ause aleatoric") == pytest.approx(metrics.ause(x[:, 2], 0.5 * x[:, 0]))
 
 
 def test_pixels_to_ignore_are_no_errors():
-    class Segments:
-        pixels = Pixels(ignore=255)
-
-        def predict(self, loader):
-            x = torch.cat([x for x, _ in loader])
-            return Uncertainty((x[:, 0] > 0).long(), x[:, 1])
-
+    method = By(lambda x: {"prediction": (x[:, 0] > 0).long(), "epistemic": x[:, 1]}, Pixels(ignore=255))
     x = torch.randn(4, 2, 5, 6, generator=torch.Generator().manual_seed(0))
     truth = (x[:, 0] > 0.5).long()
     label = truth.clone()
     label[:, :2] = 255
-    found = compare({"network": Segments()}, [(x, label)], {"far": [(9 * x, label)]}, rounds=1)
+    found = compare({"network": method}, [(x, label)], {"far": [(9 * x, label)]}, rounds=1)
     correct = ((x[:, 0] > 0) == truth)[:, 2:]
     assert found.value("network", "accuracy") == pytest.approx(float(correct.double().mean()))
     assert found.value("network", "aurc epistemic") == pytest.approx(metrics.aurc(x[:, 1, 2:], correct))
 
 
-def test_a_loader_may_shuffle():
-    x, y = blobs(300, 0)
-
-    class Right:
-        """Its prediction is the label, found by position in space."""
-
-        def predict(self, loader):
-            z = torch.cat([batch[0] for batch in loader])
-            nearest = torch.cdist(z, x).argmin(1)
-            return Uncertainty(y[nearest], z[:, 0])
-
+def test_a_loader_may_shuffle(data):
+    x, y = (torch.cat(parts) for parts in zip(*data["test"], strict=True))
+    # Its prediction is the label, found by position in space.
+    right = By(lambda z: {"prediction": y[torch.cdist(z, x).argmin(1)], "epistemic": z[:, 0]})
     shuffled = DataLoader(TensorDataset(x, y), 64, shuffle=True, generator=torch.Generator().manual_seed(0))
-    found = compare({"a": Right(), "b": Right()}, shuffled, [(x + 9, y)], rounds=1)
+    found = compare({"a": right, "b": right}, shuffled, [(x + 9, y)], rounds=1)
     assert found.value("a", "accuracy") == found.value("b", "accuracy") == 1.0
-    assert found.about["timed inputs"] == 300 and found.about["batch"] == 64
+    assert found.about["timed inputs"] == 400 and found.about["batch"] == 64
 
 
 def test_fitting_calibration_and_timing_are_asked_of_each():
@@ -159,13 +146,13 @@ def test_fitted_methods_and_unlabelled_data():
     method = Norm()
     found = compare({"norm": method}, [x for x, _ in pairs(90)], pairs(20, 1), rounds=1)
     assert method.fits == [] and found.value("norm", "fit seconds") is None
-    assert {row["metric"] for row in found.rows} == {
-        "auroc",
-        "average precision",
-        "fpr95",
-        "ms per input",
-        "kept MiB",
-    }
+    assert {row["metric"] for row in found.rows} == {"auroc", "average precision", "fpr95", "ms per input", "kept MiB"}
+
+
+def test_bars_are_drawn_only_when_asked_for(capsys):
+    for progress in (True, False, None):
+        compare({"norm": Norm()}, pairs(40), pairs(20), rounds=1, progress=progress)
+        assert ("comparing: 1/1" in capsys.readouterr().err) == bool(progress)
 
 
 def test_only_as_much_is_timed_as_needed():
@@ -225,11 +212,7 @@ class Tensors(Norm):
             RuntimeError,
             "method 'bad' failed: OSError: no disk",
         ),
-        (
-            {"methods": {"a": Tensors()}},
-            RuntimeError,
-            "failed: TypeError: predict gave an object of type Tensor",
-        ),
+        ({"methods": {"a": Tensors()}}, RuntimeError, "failed: TypeError: predict gave an object of type Tensor"),
         (
             {"in_distribution": [*pairs(80), torch.zeros(2, 3)]},
             RuntimeError,

@@ -1,7 +1,5 @@
 """A comparison as text, as a file, as a picture."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -51,8 +49,8 @@ def test_text_is_aligned(comparison):
             "one            1.50     0.500        2.0",
             "the other                12.3",
             "",
-            "Inputs: in_distribution 1,000, a 5. Times: median of 1 round over 512 inputs, 128 a batch, 2 threads, on "
-            "cpu; a machine.",
+            "Inputs: in_distribution 1,000, a 5. Times: median of 1 round over 512 inputs, 128 per batch, 2 threads, "
+            "on cpu; a machine.",
         ]
     )
 

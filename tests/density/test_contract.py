@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_fit_returns_the_density(case: Case) -> None:
     assert density.fit(case.z, case.y) is density
 
 
-def test_one_column_a_support_point_in_the_order_asked(case: Case) -> None:
+def test_one_column_per_support_point_in_the_order_asked(case: Case) -> None:
     whole = case.score(case.fitted)
     assert whole.shape == (len(case.z), len(case.support))
     assert whole.isfinite().all()
@@ -98,6 +99,16 @@ def test_one_column_a_support_point_in_the_order_asked(case: Case) -> None:
         torch.testing.assert_close(
             case.fitted.log_prob(case.z, case.support[columns]), whole[:, columns], rtol=1e-5, atol=1e-5
         )
+
+
+def test_rows_may_have_separate_support_points(case: Case) -> None:
+    if not case.y.is_floating_point():
+        pytest.skip("classes are the same for all rows")
+    whole, points = case.score(case.fitted), case.support.reshape(len(case.support), -1)
+    torch.testing.assert_close(case.fitted.log_prob(case.z, points), whole)
+    order = torch.stack([torch.randperm(3, generator=torch.Generator().manual_seed(i)) for i in range(len(case.z))])
+    found = case.fitted.log_prob(case.z, points[order])  # (n, m, q)
+    torch.testing.assert_close(found, whole.gather(1, order), rtol=1e-5, atol=1e-5)
 
 
 def test_near_points_are_likelier_than_others(case: Case) -> None:
@@ -124,7 +135,9 @@ def test_same_seed_same_bits(case: Case) -> None:
 
 
 def test_fitting_again_forgets(case: Case) -> None:
-    density = case.build(0).fit(2 * case.z + 1, case.y)
+    """Other rows, another dimension, another precision and fewer classes."""
+    some = case.y.reshape(len(case.y), -1)[:, 0] > 0.5
+    density = case.build(0).fit(2 * case.z[some, :4].double() + 1, case.y[some])
     assert same(density.fit(case.z, case.y), case.fitted)
 
 
@@ -171,12 +184,15 @@ def test_no_gradients_of_its_own(case: Case) -> None:
 
 def test_casts_with_its_buffers(case: Case) -> None:
     expected = case.score(case.fitted).double()
-    double = case.score(copy.deepcopy(case.fitted).double())
-    assert double.dtype == torch.float64
-    torch.testing.assert_close(double, expected, rtol=1e-4, atol=1e-3)
-    single = case.score(copy.deepcopy(case.fitted).float())
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-3)
+    for dtype in (torch.float64, torch.float32):
+        density = copy.deepcopy(case.fitted).to(dtype)
+        scores = case.score(density)
+        assert scores.dtype == dtype
+        torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-3)
+        rebuilt = type(density).from_config(density.config())
+        rebuilt.load_state_dict(density.state_dict(), strict=True)
+        assert same(rebuilt, density)
+        torch.testing.assert_close(case.score(rebuilt), scores, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -203,6 +219,12 @@ def test_finite_however_far(case: Case, size: float) -> None:
     assert scores.max() < case.score(case.fitted).min()
 
 
+def test_missing_features_are_not_hidden(case: Case) -> None:
+    z = case.z[:3].clone()
+    z[1, 2] = torch.nan
+    assert case.fitted.log_prob(z, case.support).isnan().all(1).tolist() == [False, True, False]
+
+
 def test_data_whose_squares_overflow(case: Case) -> None:
     dtype = case.score(case.fitted).dtype
     z = case.z.to(dtype) * (1e18 if dtype == torch.float32 else 1e140)
@@ -215,6 +237,7 @@ def test_unfitted(case: Case) -> None:
         case.score(case.build(0))
 
 
-def test_features_of_another_width(case: Case) -> None:
-    with pytest.raises(ValueError, match=r"\(n, 5\), as fitted, not \(240, 4\)"):
-        case.fitted.log_prob(case.z[:, :4], case.support)
+@pytest.mark.parametrize("shape", [(5,), (240, 4), (2, 3, 5)])
+def test_features_of_another_shape(case: Case, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"\(n, 5\), as fitted, not {re.escape(str(shape))}"):
+        case.fitted.log_prob(torch.zeros(shape), case.support)

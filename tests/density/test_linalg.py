@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import scipy.linalg
@@ -11,19 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hidden_uncertainty.density._linalg import gram, log_det, precision_factor
+from hidden_uncertainty.density.linalg import gram, log_det, precision_factor
 
 Array = NDArray[np.float64]
 DIMS = [1, 2, 63, 64, 95, 96, 97, 200]  # around the edges of the blocks
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Some builds of torch give wrong batched inverses, solutions and determinants, with two threads and d > 160."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def covariances(count: int, dim: int, condition: float = 1e3) -> Array:

@@ -76,7 +76,7 @@ def test_far_from_one(scale: float, dtype: torch.dtype) -> None:
     ("y", "text"),
     [
         ([1.0, 0.0, -2.0], "2 of 3 predictions are not positive, .* use Gaussian or Histogram"),
-        ([[1.0, 2.0], [3.0, 4.0]], "for one number, not for vectors of 2"),
+        ([[1.0, 2.0], [3.0, 4.0]], "BetaPrime is for one number, not for vectors of 2: use Gaussian or Uniform"),
         ([1.0e17, 1.2e17, 1.5e17], r"predictions around 1.2e\+17 are too far from one"),
         ([1.0, 1.0 + 1e-6, 1.0 - 1e-6], "too close to each other, for BetaPrime"),
     ],

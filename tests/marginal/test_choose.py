@@ -52,8 +52,8 @@ def test_fitted_to_all_values() -> None:
     assert direct.compared == {}
 
 
-def test_likelihoods_are_of_values_held_out() -> None:
-    """Of twelve values the extremes are kept and two of the rest held out: all pairs can be tried."""
+def test_likelihoods_are_of_the_holdout() -> None:
+    """With twelve values the holdout is two that are not extreme: all pairs can be tried."""
     y = sample(stats.norm(0, 1), 12).double()
     compared = choose(y, seed=3).compared
     inner = [i for i in range(12) if i not in (int(y.argmin()), int(y.argmax()))]
@@ -122,5 +122,5 @@ def test_by_name() -> None:
         assert (marginal.points, marginal.low, marginal.high) == (9, 0, 3)
     with pytest.raises(ValueError, match="'uniform', 'gaussian', 'beta-prime', 'histogram' or 'auto', not 'normal'"):
         by_name("normal")
-    with pytest.raises(ValueError, match=r"'auto' depends on the predictions: use choose\(y\)"):
+    with pytest.raises(ValueError, match=r"marginal='auto' depends on the predictions: use choose\(y\)"):
         by_name("auto")

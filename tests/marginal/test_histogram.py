@@ -71,8 +71,3 @@ def test_support_wider_than_the_values() -> None:
 def test_errors_of_bins(bins: object) -> None:
     with pytest.raises(ValueError, match="bins must be 'auto' or a whole number of at least 1, not "):
         Histogram(bins)  # type: ignore[arg-type]
-
-
-def test_vectors() -> None:
-    with pytest.raises(ValueError, match="Histogram is for one number, not for vectors of 2: use Gaussian or Uniform"):
-        Histogram().fit(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))

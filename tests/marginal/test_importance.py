@@ -8,9 +8,9 @@ from scipy import stats
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from hidden_uncertainty.inference import infer
-from hidden_uncertainty.marginal import Gaussian, Nodes, Uniform
+from hidden_uncertainty.marginal import Gaussian, Support, Uniform
 from hidden_uncertainty.marginal._importance import LADDER, WIDE, draw
+from hidden_uncertainty.scoring.bayes import infer
 
 
 def normals(n: int, numbers: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -19,9 +19,9 @@ def normals(n: int, numbers: int, seed: int, dtype: torch.dtype = torch.float32)
     return (torch.randn(n, numbers, generator=generator, dtype=torch.float64) @ mix + 3).to(dtype)
 
 
-def summed(nodes: Nodes, log_likelihood: Tensor) -> tuple[Tensor, Tensor]:
-    """Evidence and differential entropy (n,) from nodes and log-likelihoods (n, m)."""
-    posterior = infer(log_likelihood, nodes.log_weight, nodes.log_volume)
+def summed(support: Support, log_likelihood: Tensor) -> tuple[Tensor, Tensor]:
+    """Evidence and differential entropy (n,) from support and log-likelihoods (n, m)."""
+    posterior = infer(log_likelihood, support.log_weight, support.log_volume)
     return posterior.log_evidence, posterior.entropy
 
 
@@ -41,11 +41,11 @@ def test_gaussian_posteriors_as_wide_as_the_marginal_and_far_narrower(numbers: i
 
     covariance = torch.linalg.inv(torch.linalg.inv(prior) + a.mT @ torch.linalg.inv(noise) @ a)
     centre = mean + (z - mean @ a.mT) @ torch.linalg.inv(noise) @ a @ covariance
-    nodes = marginal.nodes(centre.float())
-    assert nodes.points.shape == (100, 1024, numbers)
-    assert nodes.points.dtype == nodes.log_weight.dtype == torch.float32
-    likelihood = MultivariateNormal(z[:, None], noise).log_prob(nodes.points.double() @ a.mT)
-    evidence, entropy = summed(nodes, likelihood)
+    support = marginal.at(centre.float())
+    assert support.points.shape == (100, 1024, numbers)
+    assert support.points.dtype == support.log_weight.dtype == torch.float32
+    likelihood = MultivariateNormal(z[:, None], noise).log_prob(support.points.double() @ a.mT)
+    evidence, entropy = summed(support, likelihood)
 
     expected = MultivariateNormal(mean @ a.mT, a @ prior @ a.mT + noise).log_prob(z)
     torch.testing.assert_close(evidence, expected, rtol=0, atol=0.05)
@@ -62,9 +62,9 @@ def test_truncated_posteriors_in_a_box(numbers: int, width: float) -> None:
     deviation = width * (high - low) / math.sqrt(12)
     inner, outer = low + 0.4 * (high - low), high - deviation
     centres = torch.stack([inner, outer, torch.cat([inner[:1], outer[1:]])])
-    nodes = marginal.nodes(centres.float())
+    support = marginal.at(centres.float())
     normal = torch.distributions.Normal(centres[:, None], deviation)
-    evidence, entropy = summed(nodes, normal.log_prob(nodes.points.double()).sum(2))
+    evidence, entropy = summed(support, normal.log_prob(support.points.double()).sum(2))
 
     mass = normal.cdf(high) - normal.cdf(low)
     expected = mass.log().sum(2)[:, 0] - (high - low).log().sum()
@@ -82,8 +82,8 @@ def test_predictions_beside_the_posterior_are_right_on_average() -> None:
     y = mean + torch.randn(300, 2, generator=generator, dtype=torch.float64) @ factor.mT
     noise = 0.02 * factor
     z = y + torch.randn(300, 2, generator=generator, dtype=torch.float64) @ noise.mT
-    nodes = marginal.nodes(y)
-    evidence, _ = summed(nodes, MultivariateNormal(z[:, None], scale_tril=noise).log_prob(nodes.points.double()))
+    support = marginal.at(y)
+    evidence, _ = summed(support, MultivariateNormal(z[:, None], scale_tril=noise).log_prob(support.points.double()))
     expected = MultivariateNormal(mean, (1 + 0.02**2) * factor @ factor.mT).log_prob(z)
     error = evidence - expected
     assert abs(error.mean().item()) < 0.02
@@ -95,9 +95,9 @@ def test_more_points_are_closer() -> None:
     errors = []
     for points in (64, 512, 4096):
         marginal = Gaussian(points=points).fit(y)
-        nodes = marginal.nodes(y[:200])
-        assert nodes.points.shape == (200, points, 3)
-        errors.append((nodes.log_weight.logsumexp(1)).abs().mean().item())  # the likelihood is one
+        support = marginal.at(y[:200])
+        assert support.points.shape == (200, points, 3)
+        errors.append((support.log_weight.logsumexp(1)).abs().mean().item())  # the likelihood is one
     assert errors[0] > 4 * errors[1] > 8 * errors[2]
 
 
@@ -105,7 +105,7 @@ def test_weights_are_prior_over_proposal() -> None:
     """One prediction, one point at a time, with scipy's densities."""
     y = normals(500, 2, seed=0, dtype=torch.float64)
     marginal = Gaussian(points=32).fit(y)
-    points, log_weight, log_volume = marginal.nodes(y[:1])
+    points, log_weight, log_volume = marginal.at(y[:1])
     assert log_volume is not None
     mean, covariance = marginal.mean, marginal.factor @ marginal.factor.mT
     own = [4, 3, 3, 3, 3]
@@ -118,11 +118,11 @@ def test_weights_are_prior_over_proposal() -> None:
 
 def test_inputs_share_half_of_their_points_and_draws() -> None:
     y = normals(500, 3, seed=0, dtype=torch.float64)
-    points = Gaussian(points=64).fit(y).nodes(y[:2]).points
+    points = Gaussian(points=64).fit(y).at(y[:2]).points
     assert torch.equal(points[0, :32], points[1, :32])
     torch.testing.assert_close(points[0, 32:] - y[0], points[1, 32:] - y[1])
-    together = Gaussian(points=64).fit(y).nodes(y[:5])
-    alone = Gaussian(points=64).fit(y).nodes(y[3:4])
+    together = Gaussian(points=64).fit(y).at(y[:5])
+    alone = Gaussian(points=64).fit(y).at(y[3:4])
     torch.testing.assert_close(together.log_weight[3:4], alone.log_weight)
 
 
@@ -131,7 +131,7 @@ def test_inputs_share_half_of_their_points_and_draws() -> None:
 def test_predictions_however_far(kind: type[Gaussian] | type[Uniform], size: float) -> None:
     marginal = kind().fit(normals(500, 3, seed=0))
     far = size * torch.tensor([[1.0, 0, 0], [-1, 1, -1], [1, 1e-3, 1]], dtype=torch.float64)
-    points, log_weight, log_volume = marginal.nodes(far)
+    points, log_weight, log_volume = marginal.at(far)
     assert log_volume is not None and points.isfinite().all() and log_volume.isfinite().all()
     assert not log_weight.isnan().any() and log_weight.max() < math.inf
     assert log_weight.logsumexp(1).abs().max() < 0.05  # the shared half still holds the marginal
@@ -151,4 +151,4 @@ def test_draws_are_standard() -> None:
 def test_too_few_points() -> None:
     with pytest.raises(ValueError, match="vectors need points of at least 16, not 15"):
         Gaussian(points=15).fit(normals(50, 2, seed=0))
-    assert Gaussian(points=16).fit(normals(50, 2, seed=0)).nodes(torch.zeros(1, 2)).points.shape == (1, 16, 2)
+    assert Gaussian(points=16).fit(normals(50, 2, seed=0)).at(torch.zeros(1, 2)).points.shape == (1, 16, 2)

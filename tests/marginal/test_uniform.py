@@ -20,7 +20,7 @@ def test_as_scipy() -> None:
 
 
 def test_the_papers_support() -> None:
-    points, log_weight, log_volume = Uniform(-10, 10, points=1000).fit(torch.tensor([-3.0, 7.0])).nodes(torch.zeros(1))
+    points, log_weight, log_volume = Uniform(-10, 10, points=1000).fit(torch.tensor([-3.0, 7.0])).at(torch.zeros(1))
     torch.testing.assert_close(points, torch.linspace(-10, 10, 1000))
     assert log_volume is not None
     torch.testing.assert_close(log_weight, log_volume - math.log(20))

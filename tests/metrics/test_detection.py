@@ -197,10 +197,10 @@ def test_what_cannot_be_ranked_is_refused(metric: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("metric", RANKED)
-def test_one_answer_an_input(metric: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"must have one shape, got \(3,\) and \(3, 1\)"):
+def test_one_answer_per_input(metric: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"must have the same shape, got \(3,\) and \(3, 1\)"):
         metric(torch.zeros(3), torch.zeros(3, 1))
-    with pytest.raises(ValueError, match=r"must have one shape, got \(3,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"must have the same shape, got \(3,\) and \(2,\)"):
         metric([0.0, 0.0, 0.0], [True, False])
     with pytest.raises(ValueError, match=r"booleans, or 0 and 1, got 0\.5"):
         metric([0.0, 0.0, 0.0], [0, 0.5, 1])

@@ -32,7 +32,7 @@ def test_a_tenth_of_the_error_is_twenty_decibels_more() -> None:
 @pytest.mark.parametrize(
     ("x", "made", "peak", "match"),
     [
-        ([1.0], [1.0, 2.0], 1.0, r"one shape, got \(1,\) and \(2,\)"),
+        ([1.0], [1.0, 2.0], 1.0, r"same shape, not \(1,\) and \(2,\)"),
         ([1.0], [1.0], 0.0, "peak must be positive"),
         ([1.0], [1.0], math.inf, "peak must be positive"),
         ([math.inf], [1.0], 1.0, "x must be finite"),

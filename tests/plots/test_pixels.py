@@ -53,7 +53,7 @@ def assert_nothing_is_cut(figure: Figure) -> None:
 
 
 def test_an_uncertainty_of_one_image_is_drawn_in_order(tmp_path: Path) -> None:
-    u = Uncertainty(noise(2, 6, 8).long(), noise(2, 6, 8), aleatoric=noise(2, 6, 8, seed=1))
+    u = Uncertainty(prediction=noise(2, 6, 8).long(), epistemic=noise(2, 6, 8), aleatoric=noise(2, 6, 8, seed=1))
     assert u.aleatoric is not None
     figure = plots.plot_maps(u[1], image=noise(3, 12, 16).sigmoid(), label=torch.zeros(6, 8, dtype=torch.uint8))
     found = panels(figure)
@@ -61,7 +61,10 @@ def test_an_uncertainty_of_one_image_is_drawn_in_order(tmp_path: Path) -> None:
     for name, values in (("epistemic", u.epistemic[1]), ("aleatoric", u.aleatoric[1])):
         np.testing.assert_allclose(shown(found[name]), values.double().clamp(*found[name].images[0].get_clim()))
     assert plots.save(figure, tmp_path / "maps.png").stat().st_size > 1000
-    assert list(panels(plots.plot_maps(Uncertainty(u.prediction[:1], u.epistemic[:1])))) == ["prediction", "epistemic"]
+    assert list(panels(plots.plot_maps(Uncertainty(prediction=u.prediction[:1], epistemic=u.epistemic[:1])))) == [
+        "prediction",
+        "epistemic",
+    ]
     with pytest.raises(ValueError, match=r"maps must be of one image, got 2: draw u\[0\]"):
         plots.plot_maps(u)
 
@@ -238,9 +241,9 @@ def test_many_curves_and_many_points_are_drawn() -> None:
 def test_bad_curves_are_refused() -> None:
     with pytest.raises(ValueError, match="groups is empty"):
         plots.plot_precision_recall({})
-    with pytest.raises(ValueError, match=r"recall of 'a' must rise within \[0, 1\], got 1 to 0.*turn over"):
+    with pytest.raises(ValueError, match=r"recall of 'a' must rise within \[0, 1\], got 1 to 0.*flip"):
         plots.plot_precision_recall({"a": ([1.0, 0.5, 0.0], [0.1, 0.2, 1.0])})
-    with pytest.raises(ValueError, match=r"'a' must have a precision for every recall, got \(2,\), \(3,\)"):
+    with pytest.raises(ValueError, match=r"'a' needs one precision per recall, got \(2,\) and \(3,\)"):
         plots.plot_precision_recall({"a": ([0.0, 0.5, 1.0], [0.1, 0.2])})
     with pytest.raises(ValueError, match="precision of 'a' holds 1 NaN"):
         plots.plot_precision_recall({"a": ([0.5, 1.0], [float("nan"), 0.2])})

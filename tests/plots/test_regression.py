@@ -150,7 +150,7 @@ def test_draws_where_it_is_told_and_touches_nothing_global(plot: Any) -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match="'low' must have one value an x, got 3 for 41"):
+    with pytest.raises(ValueError, match="'low' must have one value per x, got 3 for 41"):
         plots.plot_regression(X, Y, Y[:3], Y)
     with pytest.raises(ValueError, match="low must not be above high"):
         plots.plot_regression(X, Y, Y + 0.1, Y)

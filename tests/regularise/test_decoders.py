@@ -47,7 +47,7 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone(kind: str) -> N
 
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
-def test_so_many_full_layers_back_and_the_last_is_linear(layers: int) -> None:
+def test_as_many_linear_layers_as_asked_and_no_relu_after_the_last(layers: int) -> None:
     decoder = DenseDecoder(6, 5, (2, 3), layers=layers)
     z = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     expected = z
@@ -87,10 +87,10 @@ def test_stacks_double_the_size_and_halve_the_channels() -> None:
         (lambda: DenseDecoder(6, (5,), ()), "must be at least 1"),
         (lambda: DenseDecoder(6, (5,), (4,))(torch.zeros(2, 7)), r"activations of 6 numbers, got \(2, 7\)"),
         (lambda: ResidualDecoder((8, 10, 10), (3, 32, 32)), "from 10 × 10 to 32 × 32"),
-        (lambda: ResidualDecoder((8, 8, 8), (3, 24, 24)), "no doubling"),
-        (lambda: ResidualDecoder((8, 8, 8), (3, 32, 16)), "no doubling"),
-        (lambda: ResidualDecoder((8, 64, 64), (3, 32, 32)), "no doubling"),
-        (lambda: ResidualDecoder((8,), (3, 32, 32)), "vectors are for DenseDecoder"),
+        (lambda: ResidualDecoder((8, 8, 8), (3, 24, 24)), "not a number of doublings"),
+        (lambda: ResidualDecoder((8, 8, 8), (3, 32, 16)), "not a number of doublings"),
+        (lambda: ResidualDecoder((8, 64, 64), (3, 32, 32)), "not a number of doublings"),
+        (lambda: ResidualDecoder((8,), (3, 32, 32)), "use DenseDecoder for vectors"),
         (lambda: ResidualDecoder((8, 8, 8), (3, 32, 32), units=0), "units must be at least 1"),
         (lambda: ResidualDecoder((8, 4, 4), (3, 8, 8))(torch.zeros(2, 8, 5, 5)), r"\(n, 8, 4, 4\), got \(2, 8, 5, 5\)"),
     ],

@@ -1,4 +1,4 @@
-"""The penalty in a training loop of one's own: its value, its gradients, and that the model is left as it was."""
+"""The penalty in a training loop: its value, its gradients, and that the model is left as it was."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_copied_model_is_not_listened_to() -> None:
     assert float(penalty(x).detach()) > 0
 
 
-def test_a_layer_that_is_called_twice_has_no_one_activation() -> None:
+def test_a_layer_that_is_called_twice_has_no_single_activation() -> None:
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu)
     x = torch.rand(3, 4)
@@ -191,7 +191,7 @@ def test_one_of_several_outputs_is_selected() -> None:
     ("layer", "widths"),
     [("1", [(8, 16)]), ("2", [(8, 16)]), ("3", [(6, 8), (8, 16)]), ("5", [(3, 6), (6, 8), (8, 16)])],
 )
-def test_a_decoder_built_from_an_example_mirrors_the_full_layers(layer: str, widths: list[tuple[int, int]]) -> None:
+def test_a_decoder_built_from_an_example_mirrors_the_linear_layers(layer: str, widths: list[tuple[int, int]]) -> None:
     model, x = perceptron(), images()
     penalty = Reconstruction(model, layer, example=(x, torch.zeros(5)))
     assert isinstance(penalty.decoder, DenseDecoder)

@@ -38,21 +38,3 @@ def test_two_detectors(trained, data, untouched):
     with ThreadPoolExecutor(8) as pool:
         for found, wanted in pool.map(work, range(16), timeout=120):
             torch.testing.assert_close(found, wanted)
-
-
-@tried("the user's own calls of the model meanwhile", "are neither captured nor changed")
-def test_own_calls(trained, data, untouched):
-    model = trained
-    untouched(model)
-    detector = LatentDensity(model, "hidden").fit(data["train"])
-    x = data["test"][0][0]
-    wanted = detector(x).epistemic
-    frozen = torch.nn.Sequential(model.body[0])
-    with torch.no_grad():
-        plain = frozen(data["far"])
-    with ThreadPoolExecutor(4) as pool:
-        mine = [pool.submit(detector, x) for _ in range(20)]
-        theirs = [pool.submit(frozen, data["far"]) for _ in range(20)]
-        assert all(torch.equal(future.result(60), plain) for future in theirs)
-        for future in mine:
-            torch.testing.assert_close(future.result(60).epistemic, wanted)

@@ -1,12 +1,11 @@
-"""Methods to compare with, behind the interface of `LatentDensity`."""
+"""Methods to compare with: each a `Detector` that only builds its terms, or replaces how they are read."""
 
+from ..detector import Detector as Baseline
 from .adapter import PytorchOOD, PytorchOODFeatures
-from .base import Baseline
 from .credibility import Credibility
-from .dropout import MCDropout
+from .dropout import MCDropout, insert_dropout
 from .ensemble import DeepEnsemble
-from .gaussian import one_gaussian_a_class
-from .insertion import insert_dropout
+from .gaussian import one_gaussian_a_class, one_gaussian_per_class
 from .kernel import KernelDensity
 from .mahalanobis import Mahalanobis, RelativeMahalanobis
 from .neighbours import NearestNeighbours
@@ -30,4 +29,5 @@ __all__ = [
     "SoftmaxEntropy",
     "insert_dropout",
     "one_gaussian_a_class",
+    "one_gaussian_per_class",
 ]

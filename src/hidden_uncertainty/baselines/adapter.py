@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from .._condition import Condition
-from ..batches import Adapter, Batch, batches
-from ..capture import device_of, run, watch
-from ..tasks import Task, TaskName
-from ..uncertainty import Uncertainty
-from .base import Baseline
-from .features import FeatureBaseline, Layers, LayerScore, Options
+from ..detector import Detector
+from ..extract import Features
+from ..model.batches import Adapter, Batch, batches
+from ..model.capture import device_of, run, watch
+from ..model.tasks import Condition, Prediction, Task, TaskName, as_task
+from ..scoring.terms import Layers, Term
+from ..uncertainty import LayerScores
+from .base import LayerDetector, LayerOptions, RowMethod
+from .voting import AsRead, ScoringReader, fitted_to
+
+OWN = "the detector's own"  # unit
 
 
-class PytorchOOD(Baseline):
+class PytorchOOD(Detector):
     """A detector that runs a network by itself: `detector.predict(x)` gives outlier scores, higher when more so.
 
     While the detector works, the network is in evaluation mode; after it, modes and gradients are what they were.
@@ -28,7 +31,7 @@ class PytorchOOD(Baseline):
     Args:
         detector: has `predict(x)`, or can be called, and `fit(loader)` if there is something to fit.
         model: the network whose predictions are judged, usually the one that the detector holds.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and says so.
+        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
         unpack: turns what a loader gives into `(x, label)`, when it gives something else.
         progress: show progress bars; None shows them on a terminal.
@@ -42,8 +45,6 @@ class PytorchOOD(Baseline):
         torch.Size([5])
     """
 
-    unit = "the detector's own"
-
     def __init__(
         self,
         detector: Any,
@@ -54,33 +55,44 @@ class PytorchOOD(Baseline):
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> None:
-        super().__init__(model, task=task, output=output, unpack=unpack, progress=progress)
         if not callable(getattr(detector, "predict", None)) and not callable(detector):
             _refuse(detector, "predict(x), and cannot be called")
         self.detector = detector
+        reader = AdaptedReader(detector, model, task=as_task(task, output), output=output, unpack=unpack)
+        super().__init__(model, [Term(AsRead(OWN))], progress=progress, reader=reader)
 
-    def fit(self, loader: Iterable[Any]) -> Self:
-        """Fit the detector to a loader of inputs and labels; nothing where it has no `fit`.
 
-        Args:
-            loader: gives `(x, y)`, as pytorch-ood's detectors need them.
-        """
-        if callable(getattr(self.detector, "fit", None)):
+class AdaptedReader(ScoringReader):
+    """Lets a detector of another library score each batch.
+
+    Args:
+        detector: has `predict(x)`, or can be called.
+        model: the network whose predictions are judged.
+        options: those of `Reader`.
+    """
+
+    def __init__(self, detector: Any, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.detector, self.learns = detector, callable(getattr(detector, "fit", None))
+
+    def learn(self, loader: Iterable[Any], holdout: float) -> None:
+        """Fit the detector to inputs and labels; nothing where it has no `fit`."""
+        if self.learns:
             with _lent(self.model):
-                self.detector.fit(_Pairs(loader, self.unpack, device_of(self.model)))
-        return self
+                self.detector.fit(_Pairs(loader, self.unpack, device_of(self.model), holdout))
 
-    def score(self, batch: Batch) -> Uncertainty:
-        """Score one batch, which is where the model is."""
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
+        """The network's predictions, and the detector's scores."""
         output, _ = run(self.model, {}, batch.args, batch.kwargs)
         prediction = self.known_task(output, batch).predict(output)
         predict = getattr(self.detector, "predict", self.detector)
         with _lent(self.model):
             scores = _checked(predict(_single(batch)), len(batch), self.detector)
-        return Uncertainty(prediction.value, scores.to(prediction.value.device), variance=prediction.variance)
+        at_least_single = torch.promote_types(scores.dtype, torch.float32)
+        return prediction, LayerScores(epistemic=scores.to(prediction.value.device, at_least_single))
 
 
-class PytorchOODFeatures(FeatureBaseline):
+class PytorchOODFeatures(LayerDetector):
     """A detector of features, on activations of any layers: `fit_features(z, y)` and `predict_features(z)`.
 
     Args:
@@ -89,7 +101,7 @@ class PytorchOODFeatures(FeatureBaseline):
         model: any trained network.
         layers: as for `LatentDensity`.
         condition: y are the labels, as pytorch-ood means it, or what the network predicts.
-        options: see `FeatureBaseline`.
+        options: see `LayerDetector`.
 
     Example:
         >>> class Norm:
@@ -104,8 +116,6 @@ class PytorchOODFeatures(FeatureBaseline):
         torch.Size([50])
     """
 
-    unit = "the detector's own"
-
     def __init__(
         self,
         detector: Any,
@@ -113,42 +123,63 @@ class PytorchOODFeatures(FeatureBaseline):
         layers: Layers,
         *,
         condition: Condition = "label",
-        **options: Unpack[Options],
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(model, layers, condition=condition, **options)
         for name in ("fit_features", "predict_features"):
             if not callable(getattr(detector, name, None)):
                 _refuse(detector, name)
         self.detector = detector
-
-    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
-        """Fit a copy of the detector."""
-        detector = copy.deepcopy(self.detector)
-        detector.fit_features(z, y)
-        return _Detected(detector, z.dtype)
+        super().__init__(model, layers, AdaptedMethod(detector), condition=condition, **options)
 
 
-class _Detected(LayerScore):
-    def __init__(self, detector: Any, dtype: torch.dtype) -> None:
+class AdaptedMethod(RowMethod):
+    """A detector of another library, fitted to rows.
+
+    Args:
+        detector: to be copied and fitted.
+    """
+
+    unit = OWN
+
+    def __init__(self, detector: Any) -> None:
         super().__init__()
-        self.detector, self.dtype = detector, dtype
+        self.detector, self.dtype = detector, torch.float32
 
-    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Fit the detector."""
+        self.detector.fit_features(z, y)
+        self.dtype = z.dtype
+        return self
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The detector's scores."""
         scores = _checked(self.detector.predict_features(z.to(self.dtype)), len(z), self.detector)
         return scores.to(z.device).double()
 
+    def config(self) -> dict[str, Any]:
+        """Not saved."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Not saved."""
+        raise NotImplementedError
+
 
 class _Pairs:
-    """A loader of (x, y), as often as it is asked for."""
+    """A loader of (x, y), without what is set apart, as often as it is asked for."""
 
-    def __init__(self, loader: Iterable[Any], unpack: Adapter | None, device: torch.device | None) -> None:
-        self.loader, self.unpack, self.device = loader, unpack, device
+    def __init__(
+        self, loader: Iterable[Any], unpack: Adapter | None, device: torch.device | None, holdout: float
+    ) -> None:
+        self.loader, self.unpack, self.device, self.holdout = loader, unpack, device, holdout
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches(self.loader, self.unpack, self.device):
             if batch.label is None:
                 raise ValueError("the detector is fitted to inputs with labels, but the loader gives none: (x, y).")
-            yield _single(batch), batch.label
+            some = fitted_to(batch, self.holdout)
+            yield _single(batch)[some], batch.label[some]
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
-import torch
 from torch import Tensor, nn
 
-from .._condition import Condition
-from ..calibration import Calibration
-from ..extract import Features
-from ..tasks import Prediction
-from ..uncertainty import LayerScores, Uncertainty
-from .features import FeatureBaseline, Layers, LayerScore, Options
-from .neighbours import Backend, Labelled, check_search
+from ..extract import Features, Reading, Rows
+from ..model.tasks import Classification, Condition
+from ..scoring.head import Calibrated, Fitted
+from ..scoring.terms import Layers
+from ..uncertainty import Uncertainty
+from .base import LayerDetector, LayerOptions
+from .neighbours import Backend, LabelledPointMethod
 
 
-class _Disagreement(Labelled):
+class Disagreement(LabelledPointMethod):
     """How many of the k nearest points are of another class than the one predicted."""
 
-    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
-        _, near = self.index.search(z, self.k)
+    unit = "neighbours"
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The count at each row."""
+        _, near = self.searched.search(z, self.k)
         return (self.classes[near] != prediction[:, None]).sum(1).double()
 
 
-class Credibility(FeatureBaseline):
+class Credibility(LayerDetector):
     r"""How little the prediction is supported by the nearest training data in all layers: deep k-nearest neighbours.
 
     .. math::
@@ -36,16 +39,16 @@ class Credibility(FeatureBaseline):
     McDaniel (2018), which is in `u.p_value`. Two things differ. It is the network's prediction that is judged, not one
     that the neighbours vote for; and the input itself is counted, 1 in n + 1, where they take the plain share.
 
-    There are only k + 1 possible counts a layer, so that many inputs tie.
+    There are only k + 1 possible counts per layer, so many inputs tie.
 
     Args:
         model: any trained classifier.
         layers: as for `LatentDensity`; the authors take all of them.
         condition: the classes of training and calibration data are their labels, as published, or what the network
             predicts for them.
-        k: neighbours a layer.
+        k: neighbours per layer.
         backend: of the search, as for `NearestNeighbours`.
-        options: see `FeatureBaseline`; `combine` has no effect, disagreeing neighbours of all layers are counted.
+        options: see `LayerDetector`; `combine` has no effect, disagreeing neighbours of all layers are counted.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -56,8 +59,6 @@ class Credibility(FeatureBaseline):
         True
     """
 
-    unit = "probability"
-
     def __init__(
         self,
         model: nn.Module,
@@ -66,50 +67,61 @@ class Credibility(FeatureBaseline):
         condition: Condition = "label",
         k: int = 50,
         backend: Backend = "torch",
-        **options: Unpack[Options],
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(model, layers, condition=condition, **options)
-        check_search(k, backend)
-        self.k, self.backend = k, backend
-        self.calibration = Calibration()
+        names = [layers] if isinstance(layers, str) else list(layers)
+        options["combine"] = dict.fromkeys(names, 1.0)
+        super().__init__(model, layers, Disagreement(k, backend), condition=condition, **options)
 
-    def fit(self, loader: Iterable[Any], calibration: Iterable[Any] | None = None) -> Self:
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score."""
+        return "probability"
+
+    def fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+    ) -> Self:
         """Keep the activations on training data, and how the neighbours of calibration data disagree with it.
 
         Args:
             loader: training data.
             calibration: data that the network was not trained on.
+            holdout: as for `Detector.fit`.
         """
-        self._check(calibration)
-        assert calibration is not None
-        features = self.extractor.fit(loader)[0]
-        return self.fit_features(features, self.extractor.extract(calibration, features.reductions))
+        if holdout is None:
+            self._check(calibration)
+        return super().fit(loader, calibration, holdout=holdout)
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
         """Fit to features that `extract` gave, of this method or another."""
         self._check(calibration)
-        assert calibration is not None
-        calibration.require(self.layers, features.reductions)
-        super().fit_features(features)
-        scores = self._scores(calibration.z, self.classes(calibration))
-        self.calibration = Calibration().fit(self.together(scores))
-        return self
+        return super().fit_features(features, calibration)
 
-    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
-        """Keep the activations to search, and their classes."""
-        assert y is not None
-        return _Disagreement(z, y, self.k, self.backend)
+    def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
+        """The score above which inputs are surprising from now on, as for `Detector`."""
+        fitted = self._fitted().alarm(false_alarm, confidence)
+        calibration, count = fitted.head.calibration, fitted.threshold
+        assert calibration is not None and count is not None
+        # A threshold of the score, which is one minus the p-value of the count.
+        score = 1 - calibration.p_value(calibration.scores.new_tensor([count]))
+        self._state = replace(fitted, threshold=float(score))
+        return float(score)
 
-    def together(self, scores: Mapping[str, Tensor]) -> Tensor:
-        """Disagreeing neighbours of all layers."""
-        return torch.stack(list(scores.values())).sum(0)
+    def _calibrate(self, fitted: Fitted, unseen: Iterable[Reading], calibrated: Calibrated) -> Fitted:
+        """Count neighbours that disagree with what is true, where classes are labels."""
+        return super()._calibrate(fitted, map(self._judged, unseen), calibrated)
 
-    def result(self, prediction: Prediction, z: Mapping[str, Tensor]) -> Uncertainty:
+    def _judged(self, reading: Reading) -> Reading:
+        assert isinstance(reading, Rows)
+        prediction = reading.prediction
+        judged = Classification().condition(prediction.value, reading.label, self.condition)
+        return replace(reading, prediction=prediction._replace(value=judged))
+
+    def _result(self, reading: Reading, fitted: Fitted) -> Uncertainty:
         """One minus the credibility; the scores of a layer are how many neighbours disagree there."""
-        scores = self._scores(z, prediction.value)
-        credibility = self.calibration.p_value(self.together(scores))
-        layers = {name: LayerScores(values) for name, values in scores.items()}
-        return Uncertainty(prediction.value, 1 - credibility, p_value=credibility, layers=layers)
+        u = super()._result(reading, fitted)
+        assert u.p_value is not None
+        return replace(u, epistemic=1 - u.p_value)
 
     @staticmethod
     def _check(calibration: object) -> None:

@@ -1,28 +1,32 @@
-"""Monte-Carlo dropout: one network, sampled by leaving its dropout on."""
+"""Monte-Carlo dropout: one network, sampled by leaving its dropout on; and dropout for networks built without it."""
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..batches import Adapter, Batch
-from ..capture import device_of, named, run, watch
-from ..tasks import Prediction, Task, TaskName
-from ..uncertainty import Uncertainty
-from .outputs import OutputBaseline
+from ..detector import Detector
+from ..extract import Pixels
+from ..model.batches import Adapter, Batch
+from ..model.capture import device_of, find, named, run, watch
+from ..model.tasks import Prediction, Task, TaskName
+from ..scoring.terms import Term
+from ..uncertainty import LayerScores
+from .outputs import read_as
+from .voting import AsRead, VotingReader
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
 # Dropout layers draw from the generator of the whole process: threads with different models take turns.
 _generator_lock = threading.RLock()
 
 
-class MCDropout(OutputBaseline):
+class MCDropout(Detector):
     r"""Several passes with dropout left on, taken as samples of the weights (Gal and Ghahramani, 2016).
 
     Uncertainties are those of `DeepEnsemble`, with samples for members. Only dropout is switched on, for the time of
@@ -37,13 +41,14 @@ class MCDropout(OutputBaseline):
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.
         samples: how many.
         seed: of the masks; each call starts from it, and the generator of the process goes on where it was.
-        max_rows: at most so many rows a pass, as far as whole batches allow; 1 draws one sample a pass. None takes 128
-            on a CPU and 512 elsewhere.
+        max_rows: at most so many rows per pass, as far as whole batches allow; 1 draws one sample per pass. None takes
+            128 on a CPU and 512 elsewhere.
         logits: False when a classifier returns probabilities.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and says so.
+        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        unpack: see `Baseline`.
-        progress: see `Baseline`.
+        pixels: for networks that predict for every pixel, as for `LatentDensity`.
+        unpack: see `Detector`.
+        progress: see `Detector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
@@ -62,20 +67,44 @@ class MCDropout(OutputBaseline):
         logits: bool = True,
         task: TaskName | Task | None = None,
         output: int | str | None = None,
+        pixels: Pixels | None = None,
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> None:
-        super().__init__(model, logits=logits, task=task, output=output, unpack=unpack, progress=progress)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
+        _dropout(model)
+        options: dict[str, Any] = {"task": read_as(task, output, logits), "output": output, "unpack": unpack}
+        options |= {"logits": logits, "pixels": pixels}
+        reader = DropoutReader(model, samples, seed=seed, max_rows=max_rows, **options)
+        super().__init__(model, [Term(AsRead())], pixels=pixels, seed=seed, progress=progress, reader=reader)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score, which depends on what is predicted."""
+        return "nats" if self.task is None or self.task.discrete else "squared units of the output"
+
+
+class DropoutReader(VotingReader):
+    """Runs the network several times on each batch, with dropout left on.
+
+    Args:
+        model: has dropout.
+        samples: how many.
+        seed: of the masks.
+        max_rows: at most so many rows per pass.
+        options: those of `VotingReader`.
+    """
+
+    def __init__(self, model: nn.Module, samples: int, *, seed: int, max_rows: int | None, **options: Any) -> None:
+        super().__init__(model, **options)
         self.samples, self.seed, self.max_rows = samples, seed, max_rows
         self._apart: bool | None = None  # whether rows have masks of their own; None until a batch was repeated
-        _dropout(model)
 
-    def score(self, batch: Batch) -> Uncertainty:
-        """Score one batch, which is where the model is."""
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
+        """What the samples say together."""
         task = self.task
         if task is None:
             output, _ = run(self.model, {}, batch.args, batch.kwargs)
@@ -86,11 +115,13 @@ class MCDropout(OutputBaseline):
         rows = self.max_rows or (128 if on_cpu else 512)
         repeat = self._apart is not False and _repeatable((batch.args, batch.kwargs), len(batch))
         most = rows // max(len(batch), 1) if repeat else 1
-        samples = self._sample(batch, task, max(most, 1)) or self._sample(batch, task, 1)
-        return self.combine(task, samples)
+        samples, output = self._sample(batch, task, max(most, 1))
+        if not samples:
+            samples, output = self._sample(batch, task, 1)
+        return self.vote(task, samples, output)
 
-    def _sample(self, batch: Batch, task: Task, most: int) -> list[Prediction]:
-        """Draw the samples, at most so many a pass; none where the rows of a repeated batch share a mask."""
+    def _sample(self, batch: Batch, task: Task, most: int) -> tuple[list[Prediction], Any]:
+        """Draw the samples, at most so many per pass; none where the rows of a repeated batch share a mask."""
         layers = _dropout(self.model)
         sizes: list[int] = []  # of what dropout gave in one pass; 0 where that is no tensor
         callbacks = dict.fromkeys(layers, lambda output: sizes.append(_size(output)))
@@ -105,19 +136,82 @@ class MCDropout(OutputBaseline):
                         f"none of the model's dropout layers ({', '.join(map(repr, layers))}) was called, so that all "
                         "samples would be the same. Choose a model whose forward calls them."
                     )
-                value, classes, variance = self.read(output, task)
+                value, classes, variance = self.sample(output, task)
                 if times > 1 and self._apart is None:
                     repeated = list(sizes)
                     sizes.clear()
                     with _seeded(self.seed, inner):  # and then on with the samples
-                        _call(inner, batch, 1)
-                    self._apart = len(value) == times * len(batch) and repeated == [times * size for size in sizes]
+                        single = self.sample(_call(inner, batch, 1), task).value
+                    self._apart = len(value) == times * len(single) and repeated == [times * size for size in sizes]
                 if times > 1 and not self._apart:
-                    return []
+                    return [], output
                 rows = (times, len(value) // times)
                 variance = None if variance is None else variance.reshape(*rows, *variance.shape[1:])
                 samples.append(Prediction(value.reshape(*rows, *value.shape[1:]), classes, variance))
-        return samples
+        return samples, output
+
+
+def insert_dropout(
+    model: nn.Module, p: float, *, after: Literal["linear"] | type | Sequence[str] = "linear"
+) -> nn.Module:
+    """A copy of the model with dropout after chosen modules, to be trained (or trained on) and given to `MCDropout`.
+
+    The model itself is unchanged. In the copy each chosen module is inside a `WithDropout`, under its own name; the
+    names in the `state_dict` stay as they were.
+
+    Args:
+        model: any `nn.Module`.
+        p: the share of activations to drop.
+        after: `"linear"`: all `nn.Linear` but the last, which gives the output; a type: all modules of it, such as the
+            blocks of a residual network; or names of modules.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> insert_dropout(model, 0.1)[0].dropout
+        Dropout(p=0.1, inplace=False)
+        >>> insert_dropout(model, 0.1).load_state_dict(model.state_dict())
+        <All keys matched successfully>
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"p is the share of activations to drop, at least 0 and less than 1, not {p}.")
+    twin = copy.deepcopy(find(model, [""])[""])
+    wrapped = {module: WithDropout(module, p) for module in _chosen(twin, after)}
+    for parent in list(twin.modules()):
+        for key, child in parent._modules.items():
+            if child in wrapped:
+                parent._modules[key] = wrapped[child]
+    return wrapped.get(twin, twin)
+
+
+class WithDropout(nn.Module):
+    """A module followed by dropout, made by `insert_dropout`; its other attributes are the module's.
+
+    In a `state_dict` it has the names of the module alone, so that weights go to and fro between a model with dropout
+    and the one without.
+    """
+
+    def __init__(self, module: nn.Module, p: float) -> None:
+        super().__init__()
+        self.module, self.dropout = module, nn.Dropout(p)
+        self.training = self.dropout.training = module.training
+        self.register_state_dict_post_hook(_shorten)
+        self.register_load_state_dict_pre_hook(_lengthen)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The module's output, with dropout."""
+        output = self.module(*args, **kwargs)
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"dropout was inserted after a {type(self.module).__name__}, which returns a {type(output).__name__}, "
+                "not a tensor: choose another module."
+            )
+        return self.dropout(output)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
 
 
 def _dropout(model: nn.Module) -> dict[str, nn.Module]:
@@ -181,7 +275,7 @@ def _call(model: nn.Module, batch: Batch, times: int) -> Any:
         if times > 1:
             error.add_note(
                 f"The inputs were repeated {times} times along the batch, to draw as many samples in one pass; "
-                "MCDropout(..., max_rows=1) draws one a pass."
+                "MCDropout(..., max_rows=1) draws one per pass."
             )
         raise
 
@@ -212,3 +306,42 @@ def _repeated(inputs: Any, times: int) -> Any:
     if isinstance(inputs, tuple | list):
         return type(inputs)(_repeated(part, times) for part in inputs)
     return inputs
+
+
+def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
+    if isinstance(after, type):
+        modules = [module for module in model.modules() if isinstance(module, after)]
+        if not modules:
+            raise ValueError(f"the model has no {after.__name__} to insert dropout after.")
+        return modules
+    if isinstance(after, str):
+        if after != "linear":
+            raise ValueError(
+                f"after must be 'linear', a type or a list of names, not {after!r}; for one name: [{after!r}]."
+            )
+        # Attention uses the weights of its own linear layers without calling them.
+        inside = {
+            part for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.modules()
+        }
+        linear: list[nn.Module] = [
+            module for module in model.modules() if isinstance(module, nn.Linear) and module not in inside
+        ]
+        if len(linear) < 2:
+            raise ValueError(
+                f"the model has {len(linear)} nn.Linear, and after the last there is no dropout: say where with "
+                "after=, a type or a list of names."
+            )
+        return linear[:-1]
+    if not after:
+        raise ValueError("after names no module to insert dropout after.")
+    return list(find(model, after).values())
+
+
+def _shorten(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    for key in [key for key in state if key.startswith(f"{prefix}module.")]:
+        state[prefix + key.removeprefix(f"{prefix}module.")] = state.pop(key)
+
+
+def _lengthen(layer: nn.Module, state: dict[str, Any], prefix: str, *details: Any) -> None:
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}module.{key.removeprefix(prefix)}"] = state.pop(key)

@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.utils._pytree import tree_map
 
-from ..batches import Adapter, Batch
-from ..capture import device_of, run
-from ..tasks import Prediction, Task, TaskName
-from ..uncertainty import Uncertainty
-from .outputs import OutputBaseline
+from ..detector import Detector
+from ..extract import Pixels
+from ..model.batches import Adapter, Batch
+from ..model.capture import device_of, run
+from ..model.tasks import Prediction, Task, TaskName
+from ..scoring.terms import Term
+from ..uncertainty import LayerScores
+from .outputs import read_as
+from .voting import AsRead, VotingReader
 
 
-class DeepEnsemble(OutputBaseline):
+class DeepEnsemble(Detector):
     r"""Several networks trained apart from different beginnings (Lakshminarayanan et al., 2017).
 
     For classes the prediction is that of the mean probability, the aleatoric uncertainty the mean entropy of the
@@ -35,10 +39,11 @@ class DeepEnsemble(OutputBaseline):
         models: at least two trained networks that predict the same; they may differ in architecture.
         together: run members as one. Their weights are copied now: what is changed later is not seen.
         logits: False when classifiers return probabilities.
-        task: what they predict; None infers it where the outputs leave no doubt, and says so.
+        task: what they predict; None infers it where the outputs leave no doubt, and logs it.
         output: which tensor, when they return a tuple (its position) or a dict (its key).
-        unpack: see `Baseline`.
-        progress: see `Baseline`.
+        pixels: for networks that predict for every pixel, as for `LatentDensity`.
+        unpack: see `Detector`.
+        progress: see `Detector`.
 
     Example:
         >>> ensemble = DeepEnsemble([nn.Linear(4, 3) for _ in range(5)], task="classification")
@@ -55,19 +60,41 @@ class DeepEnsemble(OutputBaseline):
         logits: bool = True,
         task: TaskName | Task | None = None,
         output: int | str | None = None,
+        pixels: Pixels | None = None,
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> None:
         self.models = _checked(models)
-        self._stacked = _Stacked(self.models) if together else None
-        super().__init__(self.models[0], logits=logits, task=task, output=output, unpack=unpack, progress=progress)
+        options: dict[str, Any] = {"task": read_as(task, output, logits), "output": output, "unpack": unpack}
+        reader = EnsembleReader(self.models, together=together, logits=logits, pixels=pixels, **options)
+        super().__init__(self.models[0], [Term(AsRead())], pixels=pixels, progress=progress, reader=reader)
 
-    def score(self, batch: Batch) -> Uncertainty:
-        """Score one batch, which is where the first member is."""
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score, which depends on what is predicted."""
+        return "nats" if self.task is None or self.task.discrete else "squared units of the output"
+
+
+class EnsembleReader(VotingReader):
+    """Runs the members on each batch.
+
+    Args:
+        models: the members.
+        together: run them as one.
+        options: those of `VotingReader`.
+    """
+
+    def __init__(self, models: tuple[nn.Module, ...], *, together: bool, **options: Any) -> None:
+        super().__init__(models[0], **options)
+        self.models = models
+        self._stacked = _Stacked(models) if together else None
+
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
+        """What the members say together."""
         samples: list[Prediction] = []
         for position, output in enumerate(self._outputs(batch)):
             task = self.known_task(output, batch)
-            sample = self.read(output, task)
+            sample = self.sample(output, task)
             if samples and sample.value.shape != samples[0].value.shape[1:]:
                 raise ValueError(
                     f"members must predict the same, but member {position} gave {tuple(sample.value.shape)} and "
@@ -76,7 +103,7 @@ class DeepEnsemble(OutputBaseline):
             home = samples[0].value.device if samples else sample.value.device
             variance = None if sample.variance is None else sample.variance.to(home)[None]
             samples.append(Prediction(sample.value.to(home)[None], sample.classes, variance))
-        return self.combine(task, samples)
+        return self.vote(task, samples, output)
 
     def _outputs(self, batch: Batch) -> Iterator[Any]:
         if self._stacked is not None:

@@ -3,47 +3,82 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Unpack, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
-from .._condition import Condition
-from .features import FeatureBaseline, Layers, LayerScore, Options
-from .neighbours import POINTS, QUERIES, Backend, Labelled, center_of, check_search, squared_distances
+from ..extract import Features
+from ..model.tasks import Condition
+from ..scoring.terms import Layers
+from .base import LayerDetector, LayerOptions, RowMethod
+from .neighbours import POINTS, QUERIES, Backend, LabelledPointMethod, center_of, squared_distances
 
-How = Literal["ratio", "gaussian"]
+Kind = Literal["ratio", "gaussian"]
 Rule = Literal["scott", "silverman"]
 
 
-class _Ratio(Labelled):
+class KernelRatio(LabelledPointMethod):
     """The share that points of other classes have in the local density."""
 
-    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
-        away, near = self.index.search(z, min(self.k + seen, len(self.classes)))
+    unit = "share"
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The share at each row."""
+        away, near = self.searched.search(z, min(self.k + seen, len(self.classes)))
         away, near = away[:, int(seen) :], near[:, int(seen) :]
         share = (-away).softmax(1)  # exp(-‖z - z_j‖) over their sum, however far
         return (share * (self.classes[near] != prediction[:, None])).sum(1)
 
 
-class _Gaussian(LayerScore):
-    """-log of the mean of Gaussian kernels around all points."""
+class GaussianKernels(RowMethod):
+    """-log of the mean of Gaussian kernels around all points.
 
+    Args:
+        bandwidth: of the kernels, or a rule to find it.
+    """
+
+    needs_classes = False
     points: Tensor
     center: Tensor
 
-    def __init__(self, points: Tensor, bandwidth: float) -> None:
+    def __init__(self, bandwidth: float | Rule = "scott") -> None:
         super().__init__()
-        self.bandwidth = bandwidth
-        self.register_buffer("points", points.detach().clone())
-        self.register_buffer("center", center_of(points))
+        self.asked, self.bandwidth = bandwidth, math.nan
+        self.register_buffer("points", None)
+        self.register_buffer("center", None)
 
-    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows and find the bandwidth."""
+        self.points, self.center = z.detach().clone(), center_of(z)
+        self.bandwidth = find_bandwidth(z, self.asked)
+        return self
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The negative log density at each row."""
         total = torch.cat([self._log_sum(rows) for rows in z.split(QUERIES)])
         count, dim = self.points.shape
         if seen:  # without the row's own kernel, which is exp(0)
             total, count = total.clamp(min=1e-12).expm1().log(), count - 1
         return math.log(count) + 0.5 * dim * math.log(2 * math.pi * self.bandwidth**2) - total
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        fitted = None
+        if self.points is not None:
+            dtype = str(self.points.dtype).removeprefix("torch.")
+            fitted = {"shape": list(self.points.shape), "dtype": dtype, "bandwidth": self.bandwidth}
+        return {"bandwidth": self.asked, "fitted": fitted}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        method, fitted = cls(config["bandwidth"]), config["fitted"]
+        if fitted is not None:
+            method.points = torch.zeros(fitted["shape"], dtype=getattr(torch, fitted["dtype"]), device="cpu")
+            method.center, method.bandwidth = center_of(method.points), fitted["bandwidth"]
+        return method
 
     def _log_sum(self, rows: Tensor) -> Tensor:
         blocks = squared_distances(rows, self.points, self.center)
@@ -51,7 +86,7 @@ class _Gaussian(LayerScore):
         return torch.stack(sums).logsumexp(0)
 
 
-class KernelDensity(FeatureBaseline):
+class KernelDensity(LayerDetector):
     r"""How much of the local density around activations belongs to another class than the predicted one.
 
     .. math::
@@ -73,7 +108,7 @@ class KernelDensity(FeatureBaseline):
         bandwidth: h of the Gaussian kernel: a number, or Scott's :math:`n^{-1/(d+4)}` or Silverman's
             :math:`(n (d + 2) / 4)^{-1/(d+4)}` rule times the root of the mean variance.
         backend: of the search, as for `NearestNeighbours`.
-        options: see `FeatureBaseline`.
+        options: see `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -84,35 +119,25 @@ class KernelDensity(FeatureBaseline):
         True
     """
 
-    unit = "share"
-
     def __init__(
         self,
         model: nn.Module,
         layers: Layers,
         *,
-        how: How = "ratio",
+        how: Kind = "ratio",
         condition: Condition = "prediction",
         k: int = 50,
         bandwidth: float | Rule = "scott",
         backend: Backend = "torch",
-        **options: Unpack[Options],
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(model, layers, condition=condition, **options)
-        check_search(k, backend)
-        if how not in get_args(How):
-            raise ValueError(f"how must be one of {get_args(How)}, not {how!r}.")
+        if how not in get_args(Kind):
+            raise ValueError(f"how must be one of {get_args(Kind)}, not {how!r}.")
         if bandwidth not in get_args(Rule) and not (isinstance(bandwidth, int | float) and 0 < bandwidth < math.inf):
             raise ValueError(f"bandwidth must be a positive number or one of {get_args(Rule)}, not {bandwidth!r}.")
-        self.how, self.k, self.bandwidth, self.backend = how, k, bandwidth, backend
-        self.needs_classes = how == "ratio"
-        self.unit = "share" if how == "ratio" else "nats"
-
-    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
-        """Keep the activations, with their classes or a bandwidth."""
-        if y is not None:
-            return _Ratio(z, y, self.k, self.backend)
-        return _Gaussian(z, find_bandwidth(z, self.bandwidth))
+        ratio = KernelRatio(k, backend)
+        method = ratio if how == "ratio" else GaussianKernels(bandwidth)
+        super().__init__(model, layers, method, condition=condition, **options)
 
 
 def find_bandwidth(z: Tensor, bandwidth: float | Rule) -> float:

@@ -2,97 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Unpack, get_args
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from .._condition import Condition
-from ..batches import Batch
-from ..capture import select, watch
-from ..density._em import distances, has_digits
-from ..density._linalg import gram, precision_factor
-from ..density._shrinkage import Shrinkage, find_target
-from ..extract import Features
+from ..density.gaussian.pooled import PooledGaussians
+from ..density.linalg import Shrinkage
+from ..extract import Features, Reading, Rows
+from ..model.batches import Batch
+from ..model.capture import select, watch
+from ..model.tasks import Condition
+from ..scoring.head import Fitted
+from ..scoring.terms import Layers
 from ..uncertainty import Uncertainty
-from .features import FeatureBaseline, Layers, LayerScore, Options
-
-ROWS = 1 << 14  # in float64 at a time: of a million activations a copy takes gigabytes
+from .base import LayerDetector, LayerOptions, RowMethod
 
 
-class Gaussians(nn.Module):
-    """Gaussians with a mean a class and one covariance, from activations z (n, d) and their classes y (n,).
+class MahalanobisDistance(RowMethod):
+    """The squared distance to the nearest mean, less that to the mean of all data where it is relative.
 
-    Example:
-        >>> z = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
-        >>> one = Gaussians(z, torch.zeros(4, dtype=torch.long), shrinkage=None, ridge=0.0)
-        >>> squares = one(torch.tensor([[3.0, 0.5]]))    # two deviations from the mean in one, none in the other
-        >>> round(squares.item(), 6)
-        4.0
+    Args:
+        classes: a mean per class, to be fitted.
+        background: the mean of all data, to be fitted; None where the distance is not relative.
+        epsilon: how far inputs are moved first.
     """
 
-    center: Tensor  # (d,)
-    factor: Tensor  # W with Σ⁻¹ = W Wᵀ, (d, d)
-    bias: Tensor  # (μ_c - center) W, (C, d)
+    unit = "squared deviations"
 
-    def __init__(self, z: Tensor, y: Tensor, *, shrinkage: Shrinkage | None, ridge: float) -> None:
+    def __init__(
+        self, classes: PooledGaussians, background: PooledGaussians | None = None, *, epsilon: float = 0.0
+    ) -> None:
         super().__init__()
-        _, y, counts = y.unique(return_inverse=True, return_counts=True)
-        rows = y.argsort(stable=True).split(counts.tolist())
-        mean = torch.stack([_mean(z, some) for some in rows])  # (C, d)
-        covariance, fourth = _scatter(z, mean, y)
-        covariance = (covariance / len(z))[None, None]
-        if shrinkage is not None:
-            count = fourth.new_full((1, 1), len(z))
-            covariance = find_target(covariance, count, fourth.view(1, 1), shrinkage).shrink(covariance)
-        covariance = covariance[0, 0]
-        covariance.diagonal().add_(ridge)
-        factor, good = precision_factor(covariance)
-        if not bool(good & has_digits(covariance, factor, fourth.new_zeros(()))):
-            raise ValueError(
-                f"the covariance of {len(z):,} activations of {z.shape[1]} dimensions is singular to working precision "
-                f"even with ridge={ridge:g}: raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions."
-            )
-        self.register_buffer("center", (counts[:, None] * mean).sum(0) / len(z))
-        self.register_buffer("factor", factor)
-        self.register_buffer("bias", (mean - self.center) @ self.factor)
+        self.classes, self.background, self.epsilon = classes, background, epsilon
 
-    def forward(self, z: Tensor) -> Tensor:
-        """Squared Mahalanobis distances of z (n, d) to every mean: (n, C)."""
-        return distances((z - self.center)[None], self.factor[None], self.bias[None], "tied")[0]
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Class means and the covariance around them, and the mean and covariance of all."""
+        assert y is not None
+        self.classes.fit(z, y)
+        if self.background is not None:
+            self.background.fit(z, torch.zeros_like(y))
+        return self
 
-
-def _mean(z: Tensor, rows: Tensor) -> Tensor:
-    """The mean of some rows of z (n, d), in float64: (d,)."""
-    return torch.stack([z[some].double().sum(0) for some in rows.split(ROWS)]).sum(0) / len(rows)
-
-
-def _scatter(z: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ (z - μ_y)(z - μ_y)ᵀ in float64, (d, d), and Σ ‖z - μ_y‖⁴."""
-    dim = z.shape[1]
-    scatter, fourth = mean.new_zeros(dim, dim), mean.new_zeros(())
-    for some, classes in zip(z.split(ROWS), y.split(ROWS), strict=True):
-        centred = some.double() - mean[classes]
-        scatter += gram(centred[None])[0]
-        fourth += centred.square().sum(1).square().sum()
-    return scatter, fourth
-
-
-class _Nearest(LayerScore):
-    """The squared distance to the nearest mean, less that to the mean of all data where there is a background."""
-
-    def __init__(self, classes: Gaussians, background: Gaussians | None = None) -> None:
-        super().__init__()
-        self.classes, self.background = classes, background
-
-    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The distance of each row."""
         nearest = self.classes(z).amin(1)
         return nearest if self.background is None else nearest - self.background(z)[:, 0]
 
+    def config(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        background = None if self.background is None else self.background.config()
+        return {"classes": self.classes.config(), "background": background, "epsilon": self.epsilon}
 
-class Mahalanobis(FeatureBaseline):
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        background = config["background"]
+        return cls(
+            PooledGaussians.from_config(config["classes"]),
+            None if background is None else PooledGaussians.from_config(background),
+            epsilon=config["epsilon"],
+        )
+
+
+class Mahalanobis(LayerDetector):
     r"""The distance of activations to the nearest class mean, under a covariance that all classes share.
 
     .. math::
@@ -110,9 +85,9 @@ class Mahalanobis(FeatureBaseline):
         condition: means of the classes that the network predicts, or of the labels.
         shrinkage: how the covariance is shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
         ridge: added to the diagonal of the covariance.
-        epsilon: inputs are first moved to :math:`x - \epsilon\, \operatorname{sign} \nabla_x s`, each layer's own way.
-            This takes a backward pass, and a forward pass a layer.
-        options: see `FeatureBaseline`.
+        epsilon: inputs are first moved to :math:`x - \epsilon\, \operatorname{sign} \nabla_x s`, for each layer in its
+            own direction. This takes a backward pass, and one forward pass per layer.
+        options: see `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -123,7 +98,7 @@ class Mahalanobis(FeatureBaseline):
         True
     """
 
-    unit = "squared deviations"
+    relative: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -134,44 +109,59 @@ class Mahalanobis(FeatureBaseline):
         shrinkage: Shrinkage | None = "ledoit-wolf",
         ridge: float = 1e-6,
         epsilon: float = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(model, layers, condition=condition, **options)
-        if shrinkage not in (None, *get_args(Shrinkage)):
-            raise ValueError(f"shrinkage must be one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
-        for name, value in (("ridge", ridge), ("epsilon", epsilon)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be zero or more, not {value}.")
-        self.shrinkage, self.ridge, self.epsilon = shrinkage, ridge, epsilon
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon must be zero or more, not {epsilon}.")
+        if epsilon and options.get("pixels") is not None:
+            raise ValueError("epsilon moves whole inputs: leave pixels= out, or use epsilon=0.")
+        parts = [PooledGaussians(shrinkage=shrinkage, ridge=ridge) for _ in range(1 + self.relative)]
+        super().__init__(model, layers, MahalanobisDistance(*parts, epsilon=epsilon), condition=condition, **options)
 
-    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
-        """Class means, and the covariance around them."""
-        assert y is not None
-        return _Nearest(self._gaussians(z, y))
+    @property
+    def epsilon(self) -> float:
+        """How far inputs are moved before they are scored."""
+        method = next(iter(self.terms.values())).method
+        assert isinstance(method, MahalanobisDistance)
+        return method.epsilon
 
-    def score(self, batch: Batch) -> Uncertainty:
-        """Score one batch, which is where the model is."""
-        if self.epsilon == 0:
-            return super().score(batch)
-        reductions = self.fitted()
-        output, _ = self.extractor.read(batch, {})
-        z = {}
-        for name, moved in self._moved(batch).items():
-            _, reduced = self.extractor.read(moved, {name: reductions[name]})
-            z[name] = reduced[name][0]
-        return self.result(self.read(output), z)
+    def fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+    ) -> Self:
+        """Fit to the activations on training data, as `Detector.fit`; `epsilon` and `holdout` exclude each other."""
+        if self.epsilon and holdout is not None:
+            raise ValueError("what is held out is kept as features, which cannot be moved: pass calibration=.")
+        return super().fit(loader, calibration, holdout=holdout)
+
+    def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
+        """Fit to features that `extract` gave, as `Detector.fit_features`."""
+        if calibration is not None:
+            self._refuse_features()
+        return super().fit_features(features, calibration)
 
     def predict_features(self, features: Features) -> Uncertainty:
         """Score features that `extract` gave."""
-        if self.epsilon != 0:
-            raise ValueError("epsilon moves inputs, which features no longer have: use predict(loader), or epsilon=0.")
+        self._refuse_features()
         return super().predict_features(features)
 
-    def _gaussians(self, z: Tensor, y: Tensor) -> Gaussians:
-        return Gaussians(z, y, shrinkage=self.shrinkage, ridge=self.ridge)
+    def _refuse_features(self) -> None:
+        if self.epsilon:
+            raise ValueError("epsilon moves inputs, which features no longer have: use loaders, or epsilon=0.")
+
+    def _reading(self, batch: Batch, fitted: Fitted, index: int | None = None, *, labels: bool = False) -> Reading:
+        reading = super()._reading(batch, fitted, index, labels=labels)
+        if self.epsilon == 0:
+            return reading
+        assert isinstance(reading, Rows)
+        reductions, reduced = fitted.head.reductions, {}
+        for name, moved in self._moved(batch, fitted).items():
+            found = self.reader.reading(moved, {name: reductions[name]}, index)
+            assert isinstance(found, Rows)
+            reduced[name] = found.reduced[name]
+        return replace(reading, reduced=reduced)
 
     @torch.inference_mode(False)
-    def _moved(self, batch: Batch) -> dict[str, Batch]:
+    def _moved(self, batch: Batch, fitted: Fitted) -> dict[str, Batch]:
         """The batch, moved against the gradient of each layer's score.
 
         `watch` lends the model; gradients are switched on inside it, and asked for inputs only, so that parameters
@@ -181,14 +171,17 @@ class Mahalanobis(FeatureBaseline):
         leaves = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad]
         if not leaves:
             raise TypeError("epsilon moves floating-point inputs, but the model is given none: use epsilon=0.")
-        reductions, scores = self.fitted(), {}
+        scores: dict[str, Tensor] = {}
 
         def tap(name: str) -> Callable[[Any], None]:
+            term = fitted.head.terms[name]
+
             def callback(output: Any) -> None:
+                assert isinstance(term.method, MahalanobisDistance)
                 with torch.enable_grad():
-                    activation = select(output, self.extractor.layers[name].select, f"layer {name!r}")
-                    z = reductions[name](activation)[0].to(self._device).double()
-                    scores[name] = self.parts[name](z, z).sum()
+                    activation = select(output, self.terms[name].reduce.select, f"layer {name!r}")
+                    z = term.reduction(activation)[0].to(fitted.head.device).double()
+                    scores[name] = term.method.measure(z, z).sum()
 
             return callback
 
@@ -233,10 +226,7 @@ class RelativeMahalanobis(Mahalanobis):
         torch.Size([5])
     """
 
-    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
-        """Class means and the covariance around them, and the mean and covariance of all."""
-        assert y is not None
-        return _Nearest(self._gaussians(z, y), self._gaussians(z, torch.zeros_like(y)))
+    relative = True
 
 
 def _leaf(value: Any) -> Any:

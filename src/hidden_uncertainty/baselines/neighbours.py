@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
-from .features import FeatureBaseline, Layers, LayerScore, Options
+from ..extract import Features
+from ..scoring.terms import Layers
+from .base import LayerDetector, LayerOptions, RowMethod
 
 Backend = Literal["torch", "faiss", "auto"]
 
@@ -59,14 +61,30 @@ class Index(nn.Module):
         super().__init__()
         if most > len(points):
             raise ValueError(f"k={most} neighbours are asked for, but there are {len(points):,} training inputs.")
+        self.backend = backend
         self.register_buffer("points", points.detach().clone())
         self.register_buffer("center", center_of(points))
-        self._faiss: Any = None
+        self._built: Any = None
+
+    def config(self) -> dict[str, Any]:
+        """The shape and precision of the points, as JSON."""
+        return {"shape": list(self.points.shape), "dtype": str(self.points.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], backend: Backend) -> Self:
+        """An index of the right shape, its points zero until they are loaded."""
+        return cls(torch.zeros(config["shape"], dtype=getattr(torch, config["dtype"]), device="cpu"), 0, backend)
+
+    @property
+    def _faiss(self) -> Any:
+        """The index of faiss, made when it is first needed; None where torch searches."""
+        backend = self.backend
         if backend == "auto":
-            backend = "faiss" if find_spec("faiss") is not None and points.device.type == "cpu" else "torch"
-        if backend == "faiss":
-            self._faiss = _import_faiss().IndexFlatL2(points.shape[1])
-            self._faiss.add((points.double() - self.center).float().cpu().numpy())
+            backend = "faiss" if find_spec("faiss") is not None and self.points.device.type == "cpu" else "torch"
+        if backend == "faiss" and self._built is None:
+            self._built = _import_faiss().IndexFlatL2(self.points.shape[1])
+            self._built.add((self.points.double() - self.center).float().cpu().numpy())
+        return self._built
 
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Distances in float64, ascending, and indices of the k points nearest to each of z (n, d): (n, k) both.
@@ -85,10 +103,11 @@ class Index(nn.Module):
         return torch.cat(distances), torch.cat(indices)
 
     def _candidates(self, rows: Tensor, k: int) -> Tensor:
-        if self._faiss is not None:
+        faiss = self._faiss
+        if faiss is not None:
             # Beyond that float32 squares overflow, and faiss answers with index -1.
             centred = (rows - self.center).clamp(-1e15, 1e15).float().cpu().numpy()
-            return torch.from_numpy(self._faiss.search(centred, k)[1]).to(rows.device)
+            return torch.from_numpy(faiss.search(centred, k)[1]).to(rows.device)
         best = rows.new_empty(len(rows), 0)
         index = torch.empty(len(rows), 0, dtype=torch.long, device=rows.device)
         for start, squares in squared_distances(rows, self.points, self.center):
@@ -99,34 +118,110 @@ class Index(nn.Module):
         return index
 
 
-class _Distance(LayerScore):
-    """The distance to the k-th nearest point."""
+class PointMethod(RowMethod):
+    """A method that keeps training points to search.
 
-    def __init__(self, points: Tensor, k: int, normalise: bool, backend: Backend) -> None:
+    Args:
+        k: how many neighbours are looked at.
+        backend: see `NearestNeighbours`.
+    """
+
+    def __init__(self, k: int, backend: Backend = "torch") -> None:
         super().__init__()
-        self.k, self.normalise = k, normalise
-        self.index = Index(self._prepared(points), k, backend)
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a whole number of at least 1, not {k!r}.")
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend must be one of {get_args(Backend)}, not {backend!r}.")
+        if backend == "faiss":
+            _import_faiss()
+        self.k, self.backend = k, backend
+        self.index: Index | None = None
 
-    def forward(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
-        k = min(self.k + seen, len(self.index.points))
-        return self.index.search(self._prepared(z), k)[0][:, -1]
+    @property
+    def searched(self) -> Index:
+        """The points that are searched."""
+        assert self.index is not None
+        return self.index
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows."""
+        self.index = Index(z, self.k, self.backend)
+        return self
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        index = None if self.index is None else self.index.config()
+        return {"k": self.k, "backend": self.backend, "index": index}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        options = dict(config)
+        index = options.pop("index")
+        method = cls(**options)
+        if index is not None:
+            method.index = Index.from_config(index, method.backend)
+        return method
+
+
+class LabelledPointMethod(PointMethod):
+    """A method that keeps training points with their classes."""
+
+    classes: Tensor
+
+    def __init__(self, k: int, backend: Backend = "torch") -> None:
+        super().__init__(k, backend)
+        self.register_buffer("classes", torch.zeros(0, dtype=torch.long, device="cpu"))
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows and their classes."""
+        assert y is not None
+        self.classes = y.clone()
+        return super().fit(z, y, features)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        method = super().from_config(config)
+        if method.index is not None:
+            method.classes = torch.zeros(len(method.index.points), dtype=torch.long, device="cpu")
+        return method
+
+
+class NeighbourDistance(PointMethod):
+    """The distance to the k-th nearest point.
+
+    Args:
+        k: which neighbour.
+        backend: see `NearestNeighbours`.
+        normalise: compare directions only.
+    """
+
+    unit = "distance"
+    needs_classes = False
+
+    def __init__(self, k: int, backend: Backend = "torch", *, normalise: bool = True) -> None:
+        super().__init__(k, backend)
+        self.normalise = normalise
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows, or their directions."""
+        return super().fit(self._prepared(z), y, features)
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The distance of each row."""
+        k = min(self.k + seen, len(self.searched.points))
+        return self.searched.search(self._prepared(z), k)[0][:, -1]
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        return {**super().config(), "normalise": self.normalise}
 
     def _prepared(self, z: Tensor) -> Tensor:
         return nn.functional.normalize(z, dim=1) if self.normalise else z
 
 
-class Labelled(LayerScore):
-    """Training points of one layer with their classes, to look for the k nearest among."""
-
-    classes: Tensor
-
-    def __init__(self, points: Tensor, classes: Tensor, k: int, backend: Backend) -> None:
-        super().__init__()
-        self.k, self.index = k, Index(points, k, backend)
-        self.register_buffer("classes", classes.clone())
-
-
-class NearestNeighbours(FeatureBaseline):
+class NearestNeighbours(LayerDetector):
     r"""The distance of activations to the k-th nearest ones of the training data.
 
     .. math:: s(z) = \lVert z / \lVert z \rVert - (z_i / \lVert z_i \rVert)_{(k)} \rVert
@@ -143,7 +238,7 @@ class NearestNeighbours(FeatureBaseline):
         backend: `"torch"` searches by blocked matrix products in float64, where the model is; `"faiss"` by that
             library's flat index in float32, on the CPU, 2.5 times as fast there, and rougher about who is nearest for
             inputs far away; `"auto"` is faiss where it is installed and the activations are on the CPU.
-        options: see `FeatureBaseline`.
+        options: see `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -154,9 +249,6 @@ class NearestNeighbours(FeatureBaseline):
         True
     """
 
-    unit = "distance"
-    needs_classes = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -165,25 +257,9 @@ class NearestNeighbours(FeatureBaseline):
         k: int = 50,
         normalise: bool = True,
         backend: Backend = "torch",
-        **options: Unpack[Options],
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(model, layers, **options)
-        check_search(k, backend)
-        self.k, self.normalise, self.backend = k, normalise, backend
-
-    def fit_layer(self, z: Tensor, y: Tensor | None) -> LayerScore:
-        """Keep the activations to search."""
-        return _Distance(z, self.k, self.normalise, self.backend)
-
-
-def check_search(k: int, backend: Backend) -> None:
-    """Raise where a search cannot be what is asked for."""
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"k must be a whole number of at least 1, not {k!r}.")
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend must be one of {get_args(Backend)}, not {backend!r}.")
-    if backend == "faiss":
-        _import_faiss()
+        super().__init__(model, layers, NeighbourDistance(k, backend, normalise=normalise), **options)
 
 
 def _import_faiss() -> Any:

@@ -2,125 +2,167 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..batches import Adapter, Batch
-from ..capture import run, select
-from ..inference import infer
-from ..tasks import Prediction, Task, TaskName
-from ..uncertainty import Uncertainty
-from ._decompose import Parts, decompose_classes, decompose_numbers
-from .base import Baseline
+from ..detector import Detector
+from ..extract import Features, Lattice, Pixels
+from ..model.batches import Adapter
+from ..model.tasks import Classification, Task, TaskName, as_task
+from ..notes import warn
+from ..scoring.bayes import infer
+from ..scoring.terms import Method, Scores, Term
 
 
-class OutputBaseline(Baseline):
-    """A method that needs nothing but what the network returns, in one pass or in several.
+class OutputMethod(Method):
+    """A score of the logits or log-probabilities of one pass; there is nothing to fit."""
+
+    fits = False
+    conditional = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked = False
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Nothing to do."""
+        return self
+
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+        """Score logits or log-probabilities, (n, C)."""
+        assert isinstance(z, Tensor)
+        if not self._looked and len(z):
+            self._looked = True
+            self.look(z)
+        return self.measure(z)
+
+    @abstractmethod
+    def measure(self, scores: Tensor) -> Scores:
+        """The uncertainty of logits or log-probabilities (n, C)."""
+
+    def look(self, scores: Tensor) -> None:
+        """Warn, at the first batch, if outputs are not what they are taken for."""
+        if like_probabilities(scores):
+            warn(
+                "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, or a model "
+                "without its last softmax or sigmoid."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """Nothing, but for methods with options."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        return cls(**config)
+
+
+class EntropyMethod(OutputMethod):
+    """Entropy of the softmax, as both scores."""
+
+    def measure(self, scores: Tensor) -> Scores:
+        """Entropy, and its logarithm where it underflows."""
+        posterior = infer(scores, scores.new_zeros(scores.shape[1]))
+        return Scores(posterior.entropy, posterior.entropy, posterior.log_entropy)
+
+
+class ProbabilityMethod(OutputMethod):
+    """One minus the largest probability."""
+
+    unit = "probability"
+
+    def measure(self, scores: Tensor) -> Scores:
+        """1 - max p, with all its digits where p is almost 1."""
+        log_p = infer(scores, scores.new_zeros(scores.shape[1])).log_posterior
+        return Scores(torch.expm1(log_p.amax(1)).abs())
+
+
+class EnergyMethod(OutputMethod):
+    """Free energy of the logits.
 
     Args:
-        model: any trained `nn.Module`; it is referenced, never changed.
+        temperature: of the softmax.
+    """
+
+    unit = "logits"
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature must be a positive number, not {temperature}.")
+        self.temperature = temperature
+
+    def measure(self, scores: Tensor) -> Scores:
+        """The energy, saturated where the dtype ends."""
+        top = scores.amax(1)
+        above = ((scores - top[:, None]) / self.temperature).logsumexp(1)  # between 0 and log C
+        limit = torch.finfo(scores.dtype).max
+        return Scores((-top - self.temperature * above).clamp(-limit, limit))
+
+    def look(self, scores: Tensor) -> None:
+        """Warn if outputs are probabilities or their logarithms."""
+        single = _single_logit(scores) is not None
+        normal = not single and bool((scores.logsumexp(1).abs() < 1e-2).all())
+        if normal or like_probabilities(scores):
+            warn(
+                "the network's outputs look like probabilities or their logarithms, whose energy says little: their "
+                "sum is always the same. Pass a model without its last softmax or sigmoid."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The temperature."""
+        return {"temperature": self.temperature}
+
+
+class OutputDetector(Detector):
+    """A detector that needs nothing but what a classifier returns; `fit` is needed for p-values and thresholds only.
+
+    Args:
+        model: any trained classifier, with one column per class, or with a single logit for two classes.
+        method: scores the logits.
         logits: a classifier returns logits or log-probabilities; False when it returns probabilities, as one that ends
             in a softmax or a sigmoid does.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and says so.
+        task: `"classification"` or None.
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
+        pixels: for networks that predict for every pixel, as for `LatentDensity`.
         unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
         progress: show progress bars; None shows them on a terminal.
     """
 
-    classes_only = False
-
     def __init__(
         self,
         model: nn.Module,
+        method: OutputMethod,
         *,
         logits: bool = True,
         task: TaskName | Task | None = None,
         output: int | str | None = None,
+        pixels: Pixels | None = None,
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> None:
-        if self.classes_only and task is None:
-            task = "classification"
-        super().__init__(model, task=task, output=output, unpack=unpack, progress=progress)
-        if self.classes_only and self.task is not None and self.task.name != "classification":
+        known = read_as(task, output, logits) or Classification(output, logits=logits)
+        if not known.discrete:
             raise ValueError(
-                f"{type(self).__name__} compares the scores of classes, and a {self.task.name} network has none. Use "
+                f"{type(self).__name__} compares the scores of classes, and a {known.name} network has none. Use "
                 "DeepEnsemble or MCDropout, or a method that looks at activations."
             )
-        self.logits = logits
-        self._looked = False
-
-    def read(self, output: Any, task: Task) -> Prediction:
-        """What one pass predicts; of classes, `value` holds the logits or log-probabilities of all, (n, C)."""
-        prediction = task.predict(output)
-        if task.name == "regression":
-            return prediction
-        scores = select(output, task.output, "the network", "output")
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        scores = scores[:, None] if scores.dim() == 1 else scores
-        if not self.logits:
-            return Prediction(_log_probabilities(scores), prediction.classes)
-        if not self._looked and len(scores):
-            self._looked = True
-            self._look(scores)
-        # Half of a single logit z for each of the two classes: the probabilities are those of (0, z), and the energy
-        # is the same for z and -z.
-        return Prediction(
-            torch.cat([-scores / 2, scores / 2], 1) if scores.shape[1] == 1 else scores, prediction.classes
-        )
-
-    def combine(self, task: Task, samples: Sequence[Prediction]) -> Uncertainty:
-        """What several passes say together, their tensors given as (passes, n, ...)."""
-        value = torch.cat([sample.value for sample in samples])
-        if task.name == "classification":
-            parts = decompose_classes(value)
-        else:
-            self.unit = "squared units of the output"
-            variances = [sample.variance for sample in samples if sample.variance is not None]
-            parts = decompose_numbers(value, torch.cat(variances) if variances else None)
-        return Uncertainty(*parts)
-
-    def _look(self, scores: Tensor) -> None:
-        if _like_probabilities(scores):
-            warnings.warn(
-                "the network's outputs look like probabilities, but are taken as logits. Pass logits=False to "
-                f"{type(self).__name__}, or a model without its last softmax or sigmoid.",
-                stacklevel=2,
-            )
+        super().__init__(model, [Term(method)], task=known, pixels=pixels, unpack=unpack, progress=progress)
 
 
-class _OnePass(OutputBaseline):
-    """A score of the logits or log-probabilities of one pass."""
-
-    classes_only = True
-
-    @abstractmethod
-    def measure(self, scores: Tensor) -> Parts:
-        """Prediction and uncertainty for scores (n, C)."""
-
-    def score(self, batch: Batch) -> Uncertainty:
-        """Score one batch, which is where the model is."""
-        output, _ = run(self.model, {}, batch.args, batch.kwargs)
-        return Uncertainty(*self.measure(self.read(output, self.known_task(output, batch)).value))
-
-
-class SoftmaxEntropy(_OnePass):
+class SoftmaxEntropy(OutputDetector):
     r"""Entropy of the predicted classes, in nats: as aleatoric uncertainty, and, being all there is, as epistemic.
 
     .. math:: H = -\sum_c p_c \log p_c, \qquad p = \operatorname{softmax}(\text{logits})
 
     Args:
-        model: any trained classifier, with one column a class, or with a single logit for two classes.
-        logits: False when the network returns probabilities.
-        task: `"classification"` or None.
-        output: which tensor, when the network returns several.
-        unpack: see `Baseline`.
-        progress: see `Baseline`.
+        model: any trained classifier, with one column per class, or with a single logit for two classes.
+        options: see `OutputDetector`; `logits=False` when the network returns probabilities.
 
     Example:
         >>> u = SoftmaxEntropy(nn.Identity())(torch.tensor([[0.0, 0.0], [9.0, 0.0]]))
@@ -128,38 +170,27 @@ class SoftmaxEntropy(_OnePass):
         tensor([0.6931, 0.0012])
     """
 
-    def measure(self, scores: Tensor) -> Parts:
-        """Entropy, and its logarithm where it underflows."""
-        posterior = infer(scores, scores.new_zeros(scores.shape[1]))
-        assert posterior.log_entropy is not None
-        return Parts(scores.argmax(1), posterior.entropy, posterior.entropy, posterior.log_entropy)
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, EntropyMethod(), **options)
 
 
-class MaxProbability(_OnePass):
+class MaxProbability(OutputDetector):
     """One minus the probability of the predicted class.
 
     Args:
-        model: any trained classifier, with one column a class, or with a single logit for two classes.
-        logits: False when the network returns probabilities.
-        task: `"classification"` or None.
-        output: which tensor, when the network returns several.
-        unpack: see `Baseline`.
-        progress: see `Baseline`.
+        model: any trained classifier, with one column per class, or with a single logit for two classes.
+        options: see `OutputDetector`; `logits=False` when the network returns probabilities.
 
     Example:
         >>> MaxProbability(nn.Identity())(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).epistemic
         tensor([0.5000, 0.1192])
     """
 
-    unit = "probability"
-
-    def measure(self, scores: Tensor) -> Parts:
-        """1 - max p, with all its digits where p is almost 1."""
-        log_p = infer(scores, scores.new_zeros(scores.shape[1])).log_posterior
-        return Parts(scores.argmax(1), torch.expm1(log_p.amax(1)).abs())
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, ProbabilityMethod(), **options)
 
 
-class Energy(_OnePass):
+class Energy(OutputDetector):
     r"""Free energy of the logits.
 
     .. math:: E = -T \log \sum_c \exp(\text{logit}_c / T)
@@ -168,64 +199,34 @@ class Energy(_OnePass):
         model: any trained classifier that returns logits. Probabilities and log-probabilities do not do: they have
             lost their sum, which is what the energy is. A single logit z counts as (-z/2, z/2).
         temperature: T.
-        task: `"classification"` or None.
-        output: which tensor, when the network returns several.
-        unpack: see `Baseline`.
-        progress: see `Baseline`.
+        options: see `OutputDetector`, without `logits`.
 
     Example:
         >>> Energy(nn.Identity())(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).epistemic
         tensor([-0.6931, -9.0001])
     """
 
-    unit = "logits"
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        temperature: float = 1.0,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        unpack: Adapter | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        super().__init__(model, task=task, output=output, unpack=unpack, progress=progress)
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be a positive number, not {temperature}.")
-        self.temperature = temperature
-
-    def measure(self, scores: Tensor) -> Parts:
-        """The energy, saturated where the dtype ends."""
-        top = scores.amax(1)
-        above = ((scores - top[:, None]) / self.temperature).logsumexp(1)  # between 0 and log C
-        limit = torch.finfo(scores.dtype).max
-        return Parts(scores.argmax(1), (-top - self.temperature * above).clamp(-limit, limit))
-
-    def _look(self, scores: Tensor) -> None:
-        normal = scores.shape[1] > 1 and bool((scores.logsumexp(1).abs() < 1e-2).all())
-        if normal or _like_probabilities(scores):
-            warnings.warn(
-                "the network's outputs look like probabilities or their logarithms, whose energy says little: their "
-                "sum is always the same. Pass a model without its last softmax or sigmoid.",
-                stacklevel=2,
-            )
+    def __init__(self, model: nn.Module, *, temperature: float = 1.0, **options: Any) -> None:
+        if "logits" in options:
+            raise TypeError("Energy takes no argument 'logits': it is for networks that return logits.")
+        super().__init__(model, EnergyMethod(temperature), **options)
 
 
-def _like_probabilities(scores: Tensor) -> bool:
-    if scores.shape[1] == 1:  # logits of a few inputs may all lie there, of eight hardly
-        return len(scores) >= 8 and bool(((scores >= 0) & (scores <= 1)).all())
+def read_as(task: TaskName | Task | None, output: int | str | None, logits: bool) -> Task | None:
+    """The task as it was given; its scores are probabilities where the task or `logits=False` says so."""
+    known = as_task(task, output)
+    return known if logits or not isinstance(known, Classification) else Classification(known.output, logits=False)
+
+
+def like_probabilities(scores: Tensor) -> bool:
+    """Whether logits (n, C) are likely probabilities: none negative, each row's sum 1."""
+    single = _single_logit(scores)
+    if single is not None:  # logits of a few inputs may all lie there, of eight hardly
+        return len(single) >= 8 and bool(((single >= 0) & (single <= 1)).all())
     return bool((scores >= 0).all() and ((scores.sum(1) - 1).abs() < 1e-2).all())
 
 
-def _log_probabilities(scores: Tensor) -> Tensor:
-    """Logarithms of what a network that ends in a softmax or sigmoid returns, (n, C) with C at least 2."""
-    if scores.shape[1] == 1:
-        scores = torch.cat([1 - scores, scores], 1)
-    if bool((scores < 0).any()) or not bool(((scores.sum(1) - 1).abs() < 2e-2).all()):
-        raise ValueError(
-            f"logits=False takes probabilities, none negative and each row's sum 1, but the network gave values from "
-            f"{scores.min():.4g} to {scores.max():.4g} and sums from {scores.sum(1).min():.4g} to "
-            f"{scores.sum(1).max():.4g}. Leave logits=True for logits and for log-probabilities."
-        )
-    return scores.log()
+def _single_logit(scores: Tensor) -> Tensor | None:
+    """The single logit z that (-z/2, z/2) stand for; None where there are more."""
+    single = scores.shape[1] == 2 and bool((scores[:, 0] == -scores[:, 1]).all())
+    return 2 * scores[:, 1] if single else None

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batches import Adapter, Batch, batches
-from ..uncertainty import Uncertainty
-from .base import Baseline
+from ..detector import Detector
+from ..model.batches import Adapter, Batch, batches
+from ..model.tasks import Prediction, Regression
+from ..scoring.terms import Term
+from ..uncertainty import LayerScores
+from .voting import AsRead, ScoringReader, fitted_to
 
 Backend = Literal["auto", "sklearn", "gpytorch"]
 Array = np.ndarray
 
 
-class Posterior(NamedTuple):
-    """Of the function at m points, in float64."""
+class Estimate(NamedTuple):
+    """The posterior of the function at m points, in float64."""
 
     mean: Array  # (m,)
     variance: Array  # of the function itself, without noise, (m,)
@@ -30,11 +33,22 @@ class Posterior(NamedTuple):
 class Process(Protocol):
     """What both libraries are made to offer."""
 
-    def posterior(self, x: Array) -> Posterior:
-        """The posterior at x (m, d)."""
+    model: Any  # of the library
+
+    def posterior(self, x: Array) -> Estimate:
+        """The posterior of the function at x (m, d)."""
 
 
-class GaussianProcess(Baseline):
+class Learned(NamedTuple):
+    """What was fitted, replaced in one step."""
+
+    process: Process
+    inputs: tuple[Tensor, Tensor]  # their mean and deviation, (d,) each
+    target: tuple[Tensor, Tensor]  # its mean and deviation
+    dtype: torch.dtype  # of results
+
+
+class GaussianProcess(Detector):
     r"""A Gaussian process on the inputs themselves: `fit(loader)`, `method(x)`, `predict(loader)` as for any method.
 
     .. math:: y = f(x) + \varepsilon, \qquad f \sim \mathcal{GP}(0, k), \qquad \varepsilon \sim \mathcal N(0, \sigma^2)
@@ -64,8 +78,6 @@ class GaussianProcess(Baseline):
         True
     """
 
-    unit = "squared units of the target"
-
     def __init__(
         self,
         kernel: Any = None,
@@ -78,8 +90,6 @@ class GaussianProcess(Baseline):
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> None:
-        # An identity has no device and leaves inputs where they are.
-        super().__init__(nn.Identity(), task="regression", unpack=unpack, progress=progress)
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, not {backend!r}.")
         if backend == "auto":
@@ -87,54 +97,92 @@ class GaussianProcess(Baseline):
         if backend == "gpytorch":
             _import_gpytorch()
         self.kernel, self.backend, self.standardise = kernel, backend, standardise
-        self.max_rows, self.restarts, self.seed = max_rows, restarts, seed
-        self.process: Process | None = None
+        self.max_rows, self.restarts = max_rows, restarts
 
-    def fit(self, loader: Iterable[Any]) -> Self:
-        """Fit to all of a loader's `(x, y)`, y one number an input; inputs of any shape are flattened."""
+        def build(x: Tensor, y: Tensor) -> Process:
+            return _Sklearn(kernel, restarts, seed, x, y) if backend == "sklearn" else _Gpytorch(kernel, x, y)
+
+        reader = ProcessReader(build, standardise=standardise, max_rows=max_rows, unpack=unpack)
+        term = Term(AsRead("squared units of the target", fits=True))
+        super().__init__(reader.model, [term], seed=seed, progress=progress, reader=reader)
+        self.reader: ProcessReader = reader
+
+    @property
+    def process(self) -> Any:
+        """The fitted `GaussianProcessRegressor` of scikit-learn or `ExactGP` of gpytorch; None before that."""
+        return None if self.reader.learned is None else self.reader.learned.process.model
+
+    def fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+    ) -> Self:
+        """Fit to `(x, y)`, y one number per input, as `Detector.fit`."""
+        before = self.reader.learned
+        try:
+            return super().fit(loader, calibration, holdout=holdout)
+        except BaseException:
+            self.reader.learned = before
+            raise
+
+
+class ProcessReader(ScoringReader):
+    """Lets a Gaussian process score each batch.
+
+    Args:
+        build: fits a process to inputs and targets.
+        standardise: scale inputs and targets first.
+        max_rows: the most rows to fit to.
+        unpack: for loaders that give something else than `(x, y)`.
+    """
+
+    learns = True
+
+    def __init__(
+        self, build: Callable[[Tensor, Tensor], Process], *, standardise: bool, max_rows: int, unpack: Adapter | None
+    ) -> None:
+        # An identity has no device and leaves inputs where they are.
+        super().__init__(nn.Identity(), task=Regression(), output=None, unpack=unpack)
+        self.build, self.standardise, self.max_rows = build, standardise, max_rows
+        self.learned: Learned | None = None
+
+    def learn(self, loader: Iterable[Any], holdout: float) -> None:
+        """Fit to a loader's `(x, y)`, y one number per input; inputs of any shape are flattened."""
         xs, ys, rows = [], [], 0
         for batch in batches(loader, self.unpack):
-            rows += len(batch)
+            some = fitted_to(batch, holdout)
+            xs.append(_input(batch)[some])
+            ys.append(_target(batch)[some])
+            rows += len(xs[-1])
             if rows > self.max_rows:
                 raise ValueError(
                     f"the loader gives more than max_rows={self.max_rows:,} rows, and a Gaussian process takes time in "
                     "the third power of them: fit to a random part of them, or raise max_rows."
                 )
-            xs.append(_input(batch))
-            ys.append(_target(batch))
         x, y = torch.cat(xs).double(), torch.cat(ys)
-        self._dtype = torch.promote_types(y.dtype, torch.float32)
-        y = y.to(x)
+        dtype, y = torch.promote_types(y.dtype, torch.float32), y.to(x)
         for name, values in (("inputs", x), ("targets", y)):
             if not bool(values.isfinite().all()):
                 raise ValueError(f"the {name} hold NaN or infinity: leave those rows out.")
         if rows < 2:
             raise ValueError(f"a Gaussian process needs at least 2 rows, not {rows}.")
-        self._x, self._y = _scale(x, self.standardise), _scale(y, self.standardise)
-        inputs, targets = (x - self._x[0]) / self._x[1], (y - self._y[0]) / self._y[1]
-        if self.backend == "sklearn":
-            self.process = _Sklearn(self.kernel, self.restarts, self.seed, inputs, targets)
-        else:
-            self.process = _Gpytorch(self.kernel, inputs, targets)
-        return self
+        (shift, scale), (middle, spread) = scales = _scale(x, self.standardise), _scale(y, self.standardise)
+        self.learned = Learned(self.build((x - shift) / scale, (y - middle) / spread), *scales, dtype)
 
-    def score(self, batch: Batch) -> Uncertainty:
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
         """Mean, variance and noise at a batch of inputs."""
-        if self.process is None:
-            raise RuntimeError("this GaussianProcess is not fitted: call fit(loader) with (x, y) first.")
+        assert self.learned is not None
         x = _input(batch).double()
-        (shift, scale), (middle, spread) = self._x, self._y
+        process, (shift, scale), (middle, spread), dtype = self.learned
         if x.shape[1] != len(shift):
             raise ValueError(f"expected inputs of {len(shift)} numbers, as fitted, not {x.shape[1]}.")
-        found = self.process.posterior(((x - shift.to(x.device)) / scale.to(x.device)).cpu().numpy())
+        found = process.posterior(((x - shift.to(x.device)) / scale.to(x.device)).cpu().numpy())
 
         def tensor(values: Array) -> Tensor:
-            return torch.from_numpy(values).to(self._dtype).to(x.device)
+            return torch.from_numpy(values).to(dtype).to(x.device)
 
         square = float(spread) ** 2
         noise = None if found.noise is None else tensor(square * found.noise)
         mean, variance = tensor(float(spread) * found.mean + float(middle)), tensor(square * found.variance)
-        return Uncertainty(mean, variance, noise)
+        return Prediction(mean), LayerScores(epistemic=variance, aleatoric=noise)
 
 
 class _Sklearn:
@@ -147,14 +195,14 @@ class _Sklearn:
         model = GaussianProcessRegressor(kernel, n_restarts_optimizer=restarts, random_state=seed)
         self.model = model.fit(x.cpu().numpy(), y.cpu().numpy())
 
-    def posterior(self, x: Array) -> Posterior:
+    def posterior(self, x: Array) -> Estimate:
         mean, deviation = self.model.predict(x, return_std=True)
         # Noise is what a point has in common with itself but not with another observation of the same point.
         kernel = self.model.kernel_
         shared = np.concatenate([np.diag(kernel(part, part)) for part in np.array_split(x, -(-len(x) // 256))])
         noise = kernel.diag(x) - shared
         has_noise = bool((noise > 1e-12 * kernel.diag(x)).any())
-        return Posterior(mean, np.maximum(deviation**2 - noise, 0), noise if has_noise else None)
+        return Estimate(mean, np.maximum(deviation**2 - noise, 0), noise if has_noise else None)
 
 
 class _Gpytorch:
@@ -192,11 +240,11 @@ class _Gpytorch:
             optimiser.step(loss)
         self.model.eval()
 
-    def posterior(self, x: Array) -> Posterior:
+    def posterior(self, x: Array) -> Estimate:
         with torch.no_grad(), self.exactly(False, False, False):
             found = self.model(torch.from_numpy(x).to(self.device))
         noise = np.full(len(x), float(self.likelihood.noise.detach()))
-        return Posterior(found.mean.cpu().numpy(), found.variance.clamp(min=0).cpu().numpy(), noise)
+        return Estimate(found.mean.cpu().numpy(), found.variance.clamp(min=0).cpu().numpy(), noise)
 
 
 def _input(batch: Batch) -> Tensor:
@@ -210,8 +258,8 @@ def _target(batch: Batch) -> Tensor:
     if y is None or y.numel() != len(batch):
         got = "none" if y is None else f"{tuple(y.shape)}"
         raise ValueError(
-            f"a Gaussian process is fitted to (x, y) with one number an input in y, but got {got}. Of several outputs, "
-            "fit one process each."
+            f"a Gaussian process is fitted to (x, y) with one number per input in y, but got {got}. For several "
+            "outputs, fit one process each."
         )
     return y.detach().reshape(-1)
 

@@ -1,6 +1,6 @@
 """Methods side by side on one network: how well each detects, and what it costs."""
 
-from .run import Method, compare
+from .run import Comparable, compare
 from .table import FORWARD, Comparison
 
-__all__ = ["FORWARD", "Comparison", "Method", "compare"]
+__all__ = ["FORWARD", "Comparable", "Comparison", "compare"]

@@ -1,10 +1,14 @@
-"""What a method costs: milliseconds, memory at its peak, memory kept."""
+"""What a method costs, in milliseconds and memory; and the machine it was measured on."""
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -13,8 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..version import __version__
+
 MIB = 2**20
 _LEAVES = (type, ModuleType, FunctionType, MethodType, str, bytes)  # objects with nothing of a method's own behind them
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
 
 class Peak:
@@ -27,8 +34,8 @@ class Peak:
 def peak_memory(device: torch.device) -> Iterator[Peak]:
     """Measure how far the memory that torch allocates on a CUDA device rises inside the block.
 
-    Of the CPU nothing is told: the memory of the process can be watched, but it uses again, unseen, what earlier steps
-    have freed. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
+    Nothing is measured on a CPU: the memory of the process can be watched, but what earlier steps freed is used again
+    without showing. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
 
     Args:
         device: where the method works.
@@ -59,7 +66,7 @@ def kept_memory(method: object, network: nn.Module | None = None) -> float:
 
     Example:
         >>> network = nn.Linear(512, 512)
-        >>> kept_memory({"network": network, "means": torch.zeros(2, 2**17)}, network)    # 4 bytes a number
+        >>> kept_memory({"network": network, "means": torch.zeros(2, 2**17)}, network)    # 4 bytes per number
         1.0
     """
     known = _sizes(network)
@@ -89,6 +96,40 @@ def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[st
             side()
             seconds[name].append(time.perf_counter() - start)
     return {name: 1000 * median(values) for name, values in seconds.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch work with one thread: small matrices gain nothing by more, and sums then have one order everywhere.
+
+    Example:
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of this package and of those whose numbers it builds on."""
+    own = {"python": platform.python_version(), "hidden-uncertainty": __version__}
+    return own | {name: version(name) for name in PACKAGES}
+
+
+def hardware() -> str:
+    """The machine, in words: processor, cores, and the GPU where there is one."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores{gpu}"
 
 
 def _sizes(root: object) -> dict[int, int]:

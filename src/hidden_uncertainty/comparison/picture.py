@@ -8,9 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 from mpl_toolkits.axes_grid1 import make_axes_locatable  # type: ignore[import-untyped]
 
-from ..plots._style import COLOURS, GREY, INK, axes, dress
-from .table import FORWARD
-from .text import significant
+from ..plots.style import COLOURS, GREY, INK, axes, dress
+from .table import FORWARD, significant
 
 if TYPE_CHECKING:
     from .table import Comparison
@@ -20,7 +19,7 @@ COST, PURPLE = "ms per input", "#7A5195"
 
 
 def draw(comparison: Comparison, ax: Axes | None = None) -> Axes:
-    """AUROC of every method, a mark for each kind of data; and to the right of it milliseconds an input.
+    """AUROC of every method, with one mark per kind of data; and to the right of it milliseconds per input.
 
     Args:
         comparison: what was found.
@@ -79,7 +78,7 @@ def _cost(comparison: Comparison, methods: list[str], ax: Axes) -> None:
     panel.set_xlim(left, left * (2 * max(everything) / left) ** 1.5)  # a third of it for the text of the last
     panel.set_ylim(ax.get_ylim())
     panel.set_yticks(range(len(methods)), [""] * len(methods))
-    panel.set_xlabel("milliseconds an input")
+    panel.set_xlabel("milliseconds per input")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     dress(panel)
     panel.spines["left"].set_visible(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import metrics
-from ..pixels import Pixels
+from ..extract import Pixels
 from ..uncertainty import Uncertainty
 
 
@@ -13,7 +13,7 @@ def detection(known: Uncertainty, unknown: Uncertainty) -> dict[str, float]:
     """How well the epistemic score tells unknown inputs from known ones.
 
     Example:
-        >>> u = Uncertainty(torch.zeros(4), torch.tensor([0.1, 0.2, 0.9, 0.3]))
+        >>> u = Uncertainty(prediction=torch.zeros(4), epistemic=torch.tensor([0.1, 0.2, 0.9, 0.3]))
         >>> detection(u[:2], u[2:])
         {'auroc': 1.0, 'average precision': 1.0, 'fpr95': 0.0}
     """
@@ -34,7 +34,7 @@ def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -
         pixels: says which labels of pixels to ignore.
 
     Example:
-        >>> u = Uncertainty(torch.tensor([1, 1]), torch.tensor([0.1, 0.2]))
+        >>> u = Uncertainty(prediction=torch.tensor([1, 1]), epistemic=torch.tensor([0.1, 0.2]))
         >>> errors(u, torch.tensor([1, 0]))
         {'accuracy': 0.5, 'aurc epistemic': 0.25}
     """
@@ -56,7 +56,7 @@ def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -
         given = {name: score[valid] for name, score in given.items()}
     if prediction.is_floating_point():
         error = prediction.double() - label.double()
-        if error.shape != given["epistemic"].shape:  # a vector an input
+        if error.shape != given["epistemic"].shape:  # a vector per input
             error = error.flatten(1).norm(dim=1)
         return {
             "rmse": metrics.rmse(prediction, label),

@@ -10,24 +10,22 @@ from inspect import signature
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..batches import Adapter, batches
-from ..capture import device_of, watch
-from ..pixels import Pixels
-from ..progress import task
+from ..extract import Pixels
+from ..model.batches import Adapter, batches, require_repeatable, unpack
+from ..model.capture import device_of, watch
+from ..progress import bars, progress_bar
 from ..uncertainty import Uncertainty
-from .data import Labelled, check
-from .measure import kept_memory, milliseconds, peak_memory
+from .measure import hardware, kept_memory, milliseconds, peak_memory, versions
 from .quality import detection, errors
 from .table import FORWARD, Comparison
 
 TIMED = 512  # inputs, or a few more: whole batches
-
 Found = dict[tuple[str | None, str], float]  # by what is to be detected, or None, and the metric
 
 
-class Method(Protocol):
+class Comparable(Protocol):
     """Scores inputs, as `LatentDensity` and every baseline do; to be fitted here it needs `fit(loader)` too."""
 
     def predict(self, loader: Iterable[Any], /) -> Uncertainty:
@@ -35,7 +33,7 @@ class Method(Protocol):
 
 
 def compare(
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Comparable],
     in_distribution: Iterable[Any],
     out_of_distribution: Iterable[Any] | Mapping[str, Iterable[Any]],
     *,
@@ -53,7 +51,7 @@ def compare(
     ====================  =============================================================================================
     `auroc`               of the epistemic score, in-distribution inputs against the others; so are
                           `average precision` and `fpr95`
-    `accuracy`            of predictions on the in-distribution inputs, where they have labels; `rmse` of numbers; of
+    `accuracy`            of predictions on the in-distribution inputs, where they have labels; `rmse` of numbers; for
                           pixels, without those that the method's `pixels.ignore` names
     `aurc epistemic`      risk-coverage area there, ranked by the epistemic score; `ause epistemic` of numbers
     `aurc aleatoric`      the same, ranked by the aleatoric score, of methods that have one
@@ -85,20 +83,18 @@ def compare(
         >>> found.value("density", "auroc", "far") > 0.99
         True
     """
-    from ..studies.results import hardware, versions  # takes matplotlib with it, which needs a second to import
-
     ood = dict(out_of_distribution) if isinstance(out_of_distribution, Mapping) else {"ood": out_of_distribution}
     _check(methods, ood, train, calibration, rounds)
     given = {"in_distribution": in_distribution, "train": train, "calibration": calibration}
     for name, loader in {**given, **{f"out_of_distribution {name!r}": loader for name, loader in ood.items()}}.items():
         if loader is not None:
             check(name, loader, unpack)
-    known = Labelled(in_distribution, unpack)
+    known = LabelledLoader(in_distribution, unpack)
     network = next((part for part in (model, *map(_network, methods.values())) if part is not None), None)
 
     found: dict[str, Found] = {FORWARD: {}}
     counts: dict[str, int] = {}
-    with task("comparing", len(methods), enabled=progress) as bar:
+    with bars(progress), progress_bar("comparing", len(methods)) as bar:
         for name, method in methods.items():
             found[name] = {}
             with _named(name), peak_memory(_device(_network(method))) as peak:
@@ -135,6 +131,65 @@ def compare(
     return Comparison(rows, about)
 
 
+class LabelledLoader:
+    """A loader that remembers the labels it gave, so that they are in the order of the scores even if it shuffles.
+
+    Args:
+        loader: any iterable of batches.
+        adapter: see `unpack`.
+
+    Example:
+        >>> loader = LabelledLoader([(torch.zeros(2, 3), torch.tensor([5, 7]))])
+        >>> for batch in loader:
+        ...     pass
+        >>> loader.label()
+        tensor([5, 7])
+    """
+
+    def __init__(self, loader: Iterable[Any], adapter: Adapter | None = None) -> None:
+        self.loader, self.adapter = loader, adapter
+        self.labels: list[Tensor | None] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        self.labels = []
+        for item in self.loader:
+            self.labels.append(unpack(item, self.adapter).label)
+            yield item
+
+    def label(self) -> Tensor | None:
+        """All labels of the last pass, on the CPU; None when there were none."""
+        found = [label.cpu() for label in self.labels if label is not None]
+        if found and len(found) < len(self.labels):
+            raise ValueError(f"only {len(found)} of {len(self.labels)} batches have labels: give all of them or none.")
+        return torch.cat(found) if found else None
+
+    def first(self, count: int) -> tuple[list[Any], list[int]]:
+        """Batches of at least `count` inputs together, or all there are, as the loader gives them; and their sizes."""
+        items: list[Any] = []
+        sizes: list[int] = []
+        for item in self.loader:
+            items.append(item)
+            sizes.append(len(unpack(item, self.adapter)))
+            if sum(sizes) >= count:
+                break
+        return items, sizes
+
+
+def check(name: str, loader: Iterable[Any], adapter: Adapter | None = None) -> None:
+    """Raise, with the loader's name, where it cannot be read, can be read only once, or gives nothing.
+
+    Example:
+        >>> check("letters", [])
+        Traceback (most recent call last):
+        ValueError: letters: the loader gave no batches; ...
+    """
+    try:
+        require_repeatable(loader, passes=2)
+        next(batches(loader, adapter))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
 def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int) -> None:
     if not methods or not ood:
         raise ValueError("there is nothing to compare: give at least one method and one out_of_distribution loader.")
@@ -160,7 +215,9 @@ def _fit(method: Any, train: Iterable[Any], calibration: Iterable[Any] | None) -
     return time.perf_counter() - start
 
 
-def _score(method: Method, known: Labelled, ood: Mapping[str, Iterable[Any]], counts: dict[str, int]) -> Found:
+def _score(
+    method: Comparable, known: LabelledLoader, ood: Mapping[str, Iterable[Any]], counts: dict[str, int]
+) -> Found:
     inside = _uncertainty(method, known)
     counts["in_distribution"] = len(inside)
     pixels = getattr(method, "pixels", None)
@@ -173,7 +230,7 @@ def _score(method: Method, known: Labelled, ood: Mapping[str, Iterable[Any]], co
     return found
 
 
-def _uncertainty(method: Method, loader: Iterable[Any]) -> Uncertainty:
+def _uncertainty(method: Comparable, loader: Iterable[Any]) -> Uncertainty:
     u = method.predict(loader)
     if not isinstance(u, Uncertainty):
         raise TypeError(f"predict gave an object of type {type(u).__name__}; expected an Uncertainty.")
@@ -181,7 +238,7 @@ def _uncertainty(method: Method, loader: Iterable[Any]) -> Uncertainty:
 
 
 def _times(
-    methods: Mapping[str, Method], network: nn.Module | None, items: list[Any], adapter: Adapter | None, rounds: int
+    methods: Mapping[str, Comparable], network: nn.Module | None, items: list[Any], adapter: Adapter | None, rounds: int
 ) -> dict[str, float]:
     """Milliseconds that each method and the network take for all items."""
     sides: dict[str, Callable[[], Any]] = {name: partial(method.predict, items) for name, method in methods.items()}

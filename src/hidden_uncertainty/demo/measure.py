@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import metrics
-from ..datasets import Digits, Split, add_noise, digits, flip, rotate
-from ..estimator import LatentDensity
-from ..layers import layers
-from ..nets import DigitsNet, train
-from ..studies.results import hardware, one_thread, versions
-from .scores import Scored, Scorer, most_surprising, pool
+from ..comparison.measure import hardware, one_thread, versions
+from ..latent import LatentDensity
+from ..model.layers import layers
+from ..progress import bars
+from ..scoring.calibration import Calibration
+from ..uncertainty import Uncertainty
+from . import Digits, DigitsNet, Split, add_noise, flip, rotate, train
+from .data import digits
 
 LEFT_OUT = (8, 9)
 KEPT = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+ENTROPY = "softmax entropy"  # what the network itself says, to compare with
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Settings:
     Args:
         seed: of the split, the network and the noise.
         epochs: of training.
-        layers: whose densities are fitted, shallow to deep.
-        layer: the one whose scores lead.
+        layers: the layers whose densities are fitted, shallow to deep.
+        layer: the one whose scores are the detector's.
         max_dim: wider layers are reduced to this many dimensions.
         false_alarm: share of familiar inputs that may be called surprising.
         degrees: of rotation.
@@ -57,13 +60,13 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class Demonstration:
     """What was measured, and what it was measured on.
 
     Args:
-        settings: as asked for.
+        settings: what was asked for.
         numbers: everything, ready for JSON.
-        threshold: of the leading layer's epistemic uncertainty.
+        threshold: of the detector's epistemic uncertainty.
         test: test digits as they are.
         left_out: digits of the classes left out.
         rotated: test digits by angle.
@@ -80,31 +83,101 @@ class Study:
 
 
 @one_thread()
-def measure(settings: Settings, *, progress: bool | None = None) -> Study:
+def measure(settings: Settings, *, progress: bool | None = None) -> Demonstration:
     """Train a network on some digits, fit densities to its layers, and score what it does and does not know.
 
-    Torch works with one thread meanwhile: the matrices are too small to share, and the numbers then do not depend on
-    how many cores there are.
+    Torch uses one thread meanwhile: the matrices are too small to gain from more, and the numbers then do not depend
+    on the number of cores.
 
     Args:
-        settings: what to do.
+        settings: what to measure.
         progress: show bars; None shows them on a terminal.
     """
+    with bars(progress):
+        return _measure(settings)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Images, and how uncertain each of them is.
+
+    Args:
+        data: images and labels.
+        uncertainty: the detector's.
+        scores: the epistemic uncertainty of each layer by its name, and the softmax entropy, (n,) each.
+        p_value: of each score, (n,) each.
+    """
+
+    data: Split
+    uncertainty: Uncertainty
+    scores: Mapping[str, Tensor]
+    p_value: Mapping[str, Tensor]
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether the network was right, (n,)."""
+        return self.uncertainty.prediction == self.data.labels
+
+
+class Scorer:
+    """Scores images by every layer and by the network's own softmax, all calibrated on the same images.
+
+    Args:
+        detector: fitted.
+        calibration: images that the network has not seen.
+    """
+
+    def __init__(self, detector: LatentDensity, calibration: Split) -> None:
+        self.detector = detector
+        _, scores = self._read(calibration)
+        self.calibration = {name: Calibration().fit(values) for name, values in scores.items()}
+
+    def __call__(self, data: Split) -> Scored:
+        """Score images."""
+        uncertainty, scores = self._read(data)
+        p_value = {name: self.calibration[name].p_value(values) for name, values in scores.items()}
+        return Scored(data, uncertainty, scores, p_value)
+
+    def _read(self, data: Split) -> tuple[Uncertainty, dict[str, Tensor]]:
+        uncertainty = self.detector.predict(data.batches())
+        with torch.no_grad():
+            # In float64: in float32 the entropies of confident predictions are all the same zero.
+            log_p = self.detector.model(data.images).double().log_softmax(1)  # (n, classes)
+        scores = {name: layer.epistemic for name, layer in uncertainty.layers.items()}
+        return uncertainty, {**scores, ENTROPY: -(log_p.exp() * log_p).sum(1)}
+
+
+def pool(parts: Sequence[Scored]) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each kind of uncertainty, the scores of all inputs together, and whether the network was right about each.
+
+    Aleatoric uncertainty is given as its logarithm, which also ranks inputs whose entropy underflows.
+    """
+    u = Uncertainty.cat([part.uncertainty for part in parts])
+    assert u.log_aleatoric is not None
+    kinds = {
+        "epistemic": u.epistemic,
+        "aleatoric": u.log_aleatoric,
+        ENTROPY: torch.cat([part.scores[ENTROPY] for part in parts]),
+    }
+    correct = torch.cat([part.correct for part in parts])
+    return {name: (values, correct) for name, values in kinds.items()}
+
+
+def most_surprising(scored: Scored, count: int) -> list[int]:
+    """Positions of the inputs of highest epistemic uncertainty, highest first."""
+    return scored.uncertainty.epistemic.argsort(descending=True, stable=True)[:count].tolist()
+
+
+def _measure(settings: Settings) -> Demonstration:
     seconds: dict[str, float] = {}
     data = digits(left_out=LEFT_OUT, seed=settings.seed)
     with _timed(seconds, "training"):
         network = DigitsNet(10 - len(LEFT_OUT), seed=settings.seed)
         images, labels = data.train.images, data.train.labels
-        train(network, images, labels, epochs=settings.epochs, seed=settings.seed, progress=progress)
-    with _timed(seconds, "fitting"), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        train(network, images, labels, epochs=settings.epochs, seed=settings.seed)
+    with _timed(seconds, "fitting"):
         detector = LatentDensity(
-            network,
-            settings.layers,
-            max_dim=settings.max_dim,
-            combine=settings.layer,
-            task="classification",
-            progress=progress,
+            network, settings.layers, max_dim=settings.max_dim, combine={settings.layer: 1.0}, task="classification"
         )
         detector.fit(data.train.batches(), calibration=data.calibration.batches())
         threshold = detector.threshold(settings.false_alarm)
@@ -138,16 +211,15 @@ def measure(settings: Settings, *, progress: bool | None = None) -> Study:
         "left_out": _against(test, left_out, rate),
         "rejection": {"test": _rejection([test]), "rotated": _rejection(list(rotated.values()))},
         "most_surprising": {"test": _list(test), "left_out": _list(left_out)},
-        "warnings": [str(warning.message) for warning in caught],
         "versions": versions(),
         "hardware": hardware(),
         "seconds": seconds,
     }
-    return Study(settings, numbers, threshold, test, left_out, rotated, noisy)
+    return Demonstration(settings, numbers, threshold, test, left_out, rotated, noisy)
 
 
 def _against(known: Scored, changed: Scored, rate: float) -> dict[str, Any]:
-    """How right the network is about changed inputs, and how well each score tells them from known ones."""
+    """The accuracy on changed inputs, and how well each score tells them from known ones."""
     return {
         "inputs": len(changed.data),
         "accuracy": _share(changed.correct),
@@ -172,7 +244,7 @@ def _rejection(parts: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _list(scored: Scored) -> list[dict[str, Any]]:
-    """The most surprising inputs; positions are those in the split that `digits` gives for this seed."""
+    """The most surprising inputs; positions are those in the split that `digits` returns for this seed."""
     u = scored.uncertainty
     assert u.p_value is not None
     return [

@@ -1,4 +1,4 @@
-"""The demonstration on a terminal; plain text where there is none."""
+"""The demonstration on a terminal, or as plain text where there is none."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from .measure import Study
-from .scores import ENTROPY, most_surprising
+from .measure import ENTROPY, Demonstration, most_surprising
 
 SHADES = " ░▒▓█"
 KEPT = ("100%", "95%", "90%", "80%", "50%", "30%")
 
 
 def introduce(console: Console) -> None:
-    """Say what is going to happen."""
+    """Print what is going to happen."""
     console.print("A network that knows what it does not know", style="bold")
     console.print(
         "A small network learns the digits 0-7 that come with scikit-learn. Densities of\n"
@@ -29,15 +28,15 @@ def introduce(console: Console) -> None:
     )
 
 
-def summarise(study: Study, files: Sequence[Path], console: Console) -> None:
-    """Print what a study found, and where the files are.
+def summarise(shown: Demonstration, files: Sequence[Path], console: Console) -> None:
+    """Print what the demonstration found, and where the files are.
 
     Args:
-        study: as `measure` gives it.
+        shown: as `measure` returns it.
         files: that were written.
         console: where to print.
     """
-    numbers, layer = study.numbers, study.settings.layer
+    numbers, layer = shown.numbers, shown.settings.layer
     alarms, sizes = numbers["false_alarm"], numbers["data"]
     console.print(
         f"Learned from {sizes['train']} digits, "
@@ -47,11 +46,11 @@ def summarise(study: Study, files: Sequence[Path], console: Console) -> None:
     )
     for warning in numbers["warnings"]:
         console.print(f"note: {warning}", style="dim", markup=False)
-    for table in (_rotation(study), _detection(study), _rejection(study)):
+    for table in (_rotation(shown), _detection(shown), _rejection(shown)):
         console.print()
         console.print(table)
     console.print()
-    _gallery(study, console)
+    _gallery(shown, console)
     seconds = {name: f"{value:.0f} s" for name, value in numbers["seconds"].items()}
     spent = ", ".join(f"{name} {text}" for name, text in seconds.items() if name != "total")
     console.print(f"\n{seconds['total']} in all ({spent}). Written:")
@@ -59,12 +58,12 @@ def summarise(study: Study, files: Sequence[Path], console: Console) -> None:
         console.print(f"  {path}", soft_wrap=True, markup=False)
 
 
-def _rotation(study: Study) -> Table:
-    layer = study.settings.layer
+def _rotation(shown: Demonstration) -> Table:
+    layer = shown.settings.layer
     table = _table(f"Test digits, turned: accuracy falls, surprise in '{layer}' rises")
     for name in ("degrees", "accuracy", "", "surprising", "", "AUROC"):
         table.add_column(name, justify="left" if name == "" else "right")
-    for row in study.numbers["rotation"]:
+    for row in shown.numbers["rotation"]:
         right, odd = row["accuracy"], row["surprising"][layer]
         table.add_row(
             str(row["degrees"]),
@@ -77,9 +76,9 @@ def _rotation(study: Study) -> Table:
     return table
 
 
-def _detection(study: Study) -> Table:
-    """One row a change, one column a score: AUROC."""
-    numbers, settings = study.numbers, study.settings
+def _detection(shown: Demonstration) -> Table:
+    """AUROC: one row per change, one column per score."""
+    numbers, settings = shown.numbers, shown.settings
     changes = {
         "left-out digits 8, 9": numbers["left_out"],
         **{f"turned {row['degrees']}°": row for row in numbers["rotation"] if row["degrees"] in (15, 45, 90, 180)},
@@ -97,14 +96,14 @@ def _detection(study: Study) -> Table:
     return table
 
 
-def _rejection(study: Study) -> Table:
+def _rejection(shown: Demonstration) -> Table:
     table = _table("Accuracy of the share that is kept when the most uncertain are dropped")
     for name in ("digits", "kept by"):
         table.add_column(name)
     for name in (*KEPT, "AURC"):
         table.add_column(name, justify="right")
     for which, label in (("test", "test"), ("rotated", "turned")):
-        for name, found in study.numbers["rejection"][which].items():
+        for name, found in shown.numbers["rejection"][which].items():
             kept: dict[str, Any] = found["accuracy_of_kept"]
             table.add_row(label, _short(name), *(f"{kept[share]:.1%}" for share in KEPT), f"{found['aurc']:.4f}")
     return table
@@ -114,10 +113,10 @@ def _short(name: str) -> str:
     return name.removesuffix(" entropy")
 
 
-def _gallery(study: Study, console: Console, count: int = 4) -> None:
+def _gallery(shown: Demonstration, console: Console, count: int = 4) -> None:
     """The most surprising test digits, drawn in shades."""
     console.print("The most surprising test digits", style="bold")
-    scored, u = study.test, study.test.uncertainty
+    scored, u = shown.test, shown.test.uncertainty
     assert u.p_value is not None
     positions = most_surprising(scored, count)
     cells = [
@@ -133,7 +132,7 @@ def _gallery(study: Study, console: Console, count: int = 4) -> None:
 
 
 def _shades(image: Tensor) -> list[str]:
-    """An image (H, W) in [0, 1] as lines of text, two characters a pixel."""
+    """An image (H, W) in [0, 1] as lines of text, two characters per pixel."""
     steps = (image.clamp(0, 1) * (len(SHADES) - 1)).round().to(torch.long)
     return ["".join(2 * SHADES[step] for step in row) for row in steps.tolist()]
 

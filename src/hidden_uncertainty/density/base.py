@@ -8,38 +8,52 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from ._lattice import Lattice
+from ..extract import Lattice
+from ..notes import deprecated
+from ..progress import bars
 
 
 class Density(nn.Module, ABC):
     r"""A density :math:`p(z \mid \hat y)` of activations given what the network predicts.
 
-    What was fitted lives in buffers, so that a density moves, casts and saves like any module. A subclass says in
-    `config` how to build itself again, empty; its buffers are then loaded into that.
+    What was fitted lives in buffers, so that a density moves, casts and saves like any module. `config` says how to
+    build the density again, with empty buffers that are then loaded. A subclass overrides `_fit`, or all of `fit`.
     """
 
-    @abstractmethod
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
-        """Fit to activations z (n, d) that came with predictions y (n,)."""
+        """Fit to activations and the predictions that came with them.
+
+        Args:
+            z: activations, (n, d).
+            y: predictions: classes as integers, (n,), or numbers in floating point, (n,) or (n, q).
+            progress: deprecated; use `with hidden_uncertainty.progress.bars(...)`.
+        """
+        if progress is not None:
+            deprecated("fit(progress=)", "hidden_uncertainty.progress.bars")
+        with bars(progress):
+            return self._fit(z, y)
+
+    def _fit(self, z: Tensor, y: Tensor) -> Self:
+        raise NotImplementedError(f"{type(self).__name__} must define fit(z, y).")
 
     @abstractmethod
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
-        """log p(z | y) in nats for z (n, d), one column a support point y: (n, m)."""
+        """log p(z | y) in nats for z (n, d), one column per support point y: (n, m)."""
 
     @property
     def interpolates(self) -> bool:
-        """Whether `log_prob_between` is there, and cheaper than `log_prob` of all interpolated vectors."""
+        """Whether `log_prob_between` exists and is cheaper than interpolating vectors and calling `log_prob`."""
         return False
 
     def log_prob_between(self, lattice: Lattice, support: Tensor) -> Iterator[Tensor]:
         """log p(z | y) at all pixels of a lattice, image by image and row by row, some at a time: (pixels, m)."""
-        raise NotImplementedError(f"{type(self).__name__} scores vectors only: interpolate them, and call log_prob.")
+        raise NotImplementedError(f"{type(self).__name__} scores vectors only: interpolate, and call log_prob.")
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON: `from_config` builds a density with buffers of the same shapes."""
+        """Everything but the tensors, ready for JSON: `from_config` builds buffers of the same shapes."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The density that `config` describes, its buffers zero until they are loaded."""
+        """The density that `config` describes; its buffers are zero until they are loaded."""

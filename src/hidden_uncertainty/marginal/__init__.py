@@ -1,6 +1,6 @@
 """The marginal p(ŷ) of what a density is conditioned on."""
 
-from .base import Marginal, Nodes
+from .base import Marginal, Support
 from .beta_prime import BetaPrime
 from .categorical import Categorical
 from .choose import by_name, choose
@@ -21,7 +21,7 @@ __all__ = [
     "Gaussian",
     "Histogram",
     "Marginal",
-    "Nodes",
+    "Support",
     "Uniform",
     "by_name",
     "choose",

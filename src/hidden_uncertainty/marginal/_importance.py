@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._precision import full_precision
+from ..precision import full_precision
 
 LADDER = tuple(3.0**-rung for rung in range(5))  # deviations around a prediction, in those of the marginal
 WIDE = 1.5  # deviation of the draws that all inputs share, around a normal marginal
 EDGE = math.sqrt(3)  # a uniform distribution of unit variance reaches from -√3 to √3
-FAR = 1e3  # deviations at which a prediction is held, so that nothing overflows
+FAR = 1e3  # deviations at which a prediction is clamped, so that nothing overflows
 MIN_DRAWS = 16
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -33,7 +33,7 @@ def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor
     1, 1/3, 1/9, 1/27 and 1/81. All come from scrambled Sobol sequences.
 
     Args:
-        points: of both halves together.
+        points: how many, both halves together.
         numbers: q.
         box: whether the marginal is uniform.
         seed: of the scrambling.
@@ -92,7 +92,7 @@ def spread(prediction: Tensor, frame: Frame, shared: Tensor, offset: Tensor, *, 
     distance = torch.cat([shared - at[:, None], offset.expand(n, -1, -1)], dim=1).square().sum(2)  # (n, m)
     if box:
         inside = (place.abs() <= EDGE).all(2)
-        inside[:, : len(shared)] = True  # however they were rounded
+        inside[:, : len(shared)] = True  # despite rounding
         flat = torch.full_like(distance, -numbers * math.log(2 * EDGE))
         log_total = flat.masked_fill(~inside, -math.inf) + math.log(counts[0])
     else:

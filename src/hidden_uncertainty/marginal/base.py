@@ -1,22 +1,25 @@
-"""What every marginal p(y) offers: points to sum over, and what each of them weighs."""
+"""What every marginal p(y) offers: the support that is summed over, with its weights."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 MarginalName = Literal["uniform", "gaussian", "beta-prime", "histogram"]
 
 
-class Nodes(NamedTuple):
-    r"""Points y_j of a sum that stands for a sum or an integral over y.
+class Support(NamedTuple):
+    r"""The points that p(y) is summed over, and what each of them weighs.
 
     .. math:: \int f(y)\, p(y)\, dy \approx \sum_j f(y_j)\, w_j, \qquad w_j = p(y_j)\, v_j
 
-    Classes are (m,) whole numbers, numbers (m,), vectors (m, q), or (n, m, q) where every input has its own points.
+    Points are (m,) integers for classes, (m,) for numbers, and (m, q) for vectors, or (n, m, q) where inputs have
+    separate ones.
     """
 
     points: Tensor
@@ -33,11 +36,11 @@ class Marginal(nn.Module, ABC):
 
     @abstractmethod
     def fit(self, y: Tensor) -> Self:
-        """Fit to the values y, one a sample."""
+        """Fit to the values y, one per sample."""
 
     @abstractmethod
-    def nodes(self, prediction: Tensor) -> Nodes:
-        """The points to sum over for inputs with these predictions."""
+    def at(self, prediction: Tensor) -> Support:
+        """The support for these predictions."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -47,3 +50,54 @@ class Marginal(nn.Module, ABC):
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
+
+
+def check_options(points: int | None, low: float | None, high: float | None) -> None:
+    """Raise unless a support can have this number of points and this range.
+
+    Example:
+        >>> check_options(points=1000, low=-10, high=10)
+    """
+    if points is not None and (not isinstance(points, int) or isinstance(points, bool) or points < 3):
+        raise ValueError(f"points must be a whole number of at least 3, or None, not {points!r}.")
+    for name, value in (("low", low), ("high", high)):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number or None, not {value}.")
+    if low is not None and high is not None and low >= high:
+        raise ValueError(f"low must be below high, but low={low} and high={high}.")
+
+
+def check_values(y: Tensor) -> None:
+    """Raise unless y is finite numbers (n,) or vectors (n, q) that have a density.
+
+    Example:
+        >>> check_values(torch.tensor([0.5, 0.7]))
+    """
+    y = y.detach()
+    if not y.is_floating_point():
+        raise TypeError(f"expected predictions in floating point, not {y.dtype}: for classes use Categorical.")
+    if y.dim() not in (1, 2) or (y.dim() == 2 and y.shape[1] < 2):
+        raise ValueError(f"expected predictions (n,), or (n, q) with q of at least 2, not {tuple(y.shape)}.")
+    if len(y) < 2:
+        raise ValueError(f"a marginal needs at least 2 predictions, not {len(y)}.")
+    bad = int((~y.isfinite()).reshape(len(y), -1).any(1).sum())
+    if bad:
+        raise ValueError(f"{bad} of {len(y)} predictions hold NaN or infinity: leave them out, or find out why.")
+    constant = (y.amax(0) == y.amin(0)).nonzero().flatten().tolist() if y.dim() == 2 else []
+    if constant:
+        value = float(y[0, constant[0]])
+        raise ValueError(
+            f"column {constant[0]} of all {len(y)} predictions is {value:.6g}: a constant has no density. Leave it out."
+        )
+    if y.dim() == 1 and bool(y.max() == y.min()):
+        raise ValueError(
+            f"all {len(y)} predictions are {float(y[0]):.6g}: a constant has no density. Check that the network is "
+            "trained, and that output= names what it predicts."
+        )
+    limits = torch.finfo(torch.promote_types(y.dtype, torch.float32))
+    largest, spread = float(y.abs().max()), float((y.amax(0).double() - y.amin(0).double()).min())
+    if largest > limits.max**0.45 or spread < limits.tiny**0.5:
+        raise ValueError(
+            f"predictions reach {largest:.4g} and differ by {spread:.4g}, whose squares {limits.dtype} cannot hold: "
+            "rescale them."
+        )

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
 from .continuous import Continuous
@@ -66,6 +65,8 @@ class BetaPrime(Continuous):
         return log_prob.masked_fill(y < 0, -math.inf)
 
     def _cdf(self, y: Tensor) -> Tensor:
+        from scipy import special  # here and below, so that `import hidden_uncertainty` does not load it
+
         alpha, beta = self.shape.tolist()
         at = y.cpu().clamp(min=0).numpy()
         # Above one the complement keeps the digits.
@@ -73,6 +74,8 @@ class BetaPrime(Continuous):
         return torch.as_tensor(cdf, device=y.device)
 
     def _quantile(self, p: Tensor) -> Tensor:
+        from scipy import special
+
         alpha, beta = self.shape.tolist()
         at = p.cpu().numpy()
         x, rest = special.betaincinv(alpha, beta, at), special.betainccinv(beta, alpha, at)  # rest is 1 - x
@@ -90,9 +93,11 @@ def _concentration(y: np.ndarray) -> float:
 def _fit(y: np.ndarray) -> np.ndarray:
     """α and β that make y likeliest, by Fisher scoring of their logarithms.
 
-    x = y / (1 + y) has a beta distribution, whose likelihood knows the values by two means only: log x and log(1 - x).
-    Steps are halved until the likelihood rises.
+    x = y / (1 + y) has a beta distribution, whose likelihood depends only on the means of log x and log(1 - x). Steps
+    are halved until the likelihood rises.
     """
+    from scipy import special
+
     log_x, log_rest = -np.logaddexp(0, -np.log(y)).mean(), -np.log1p(y).mean()
     start = _concentration(y) * np.array([(y / (1 + y)).mean(), (1 / (1 + y)).mean()])
     theta = np.log(start.clip(min=1e-3))

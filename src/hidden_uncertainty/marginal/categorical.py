@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from .base import Marginal, Nodes
+from .base import Marginal, Support
 
 
 class Categorical(Marginal):
@@ -16,7 +16,7 @@ class Categorical(Marginal):
 
     .. math:: p(\hat y = c) = \frac{1}{n} \sum_i [\hat y_i = c]
 
-    `log_prob` has an entry a class, -inf for one that never occurred; `support` and `log_weight` hold those that did.
+    `log_prob` has one entry per class, -inf for one that never occurred; `support` and `log_weight` hold the others.
 
     Example:
         >>> marginal = Categorical().fit(torch.tensor([0, 2, 2, 2]), classes=4)
@@ -39,24 +39,24 @@ class Categorical(Marginal):
 
         Args:
             y: Class of each sample, (n,) integers.
-            classes: How many classes the network has; without it, the largest of y and one.
+            classes: How many classes the network has; None takes the largest of y, plus one.
 
         Example:
             >>> Categorical().fit(torch.tensor([1, 0]), classes=3).config()
             {'classes': 3, 'occurring': 2}
         """
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise TypeError(f"classes must be integers, not {y.dtype}; a number a sample needs a continuous marginal")
+            raise TypeError(f"classes must be integers, not {y.dtype}: for numbers use a continuous marginal.")
         if y.dim() != 1 or len(y) == 0:
-            raise ValueError(f"expected one class a sample, (n,) with n > 0; got a tensor of shape {tuple(y.shape)}")
+            raise ValueError(f"expected one class per sample, (n,) with n > 0, not {tuple(y.shape)}.")
         low, high = int(y.min()), int(y.max())
         classes = high + 1 if classes is None else classes
         if low < 0 or high >= classes:
-            raise ValueError(f"classes must lie in 0 … {classes - 1}; got {low} … {high}")
+            raise ValueError(f"classes must lie in 0 … {classes - 1}, not {low} … {high}.")
         return self.fit_counts(torch.bincount(y.long(), minlength=classes))
 
     def fit_counts(self, counts: Tensor) -> Self:
-        """Take how often each class came, (C,), where samples are too many to hold.
+        """Take how often each class occurred, (C,), where there are too many samples to hold.
 
         Example:
             >>> Categorical().fit_counts(torch.tensor([1, 0, 3])).log_weight.exp()
@@ -68,9 +68,9 @@ class Categorical(Marginal):
         self.log_weight = self.log_prob[self.support]
         return self
 
-    def nodes(self, prediction: Tensor) -> Nodes:
+    def at(self, prediction: Tensor) -> Support:
         """The classes that occurred, with their frequencies, whatever is predicted."""
-        return Nodes(self.support, self.log_weight)
+        return Support(self.support, self.log_weight)
 
     def config(self) -> dict[str, Any]:
         """Arguments of `from_config`: how many classes there are, and how many of them occurred."""

@@ -1,4 +1,4 @@
-"""Choosing the marginal of numbers: by name, or by held-out likelihood."""
+"""Choosing the marginal of numbers: by name, or by the likelihood of a holdout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._checks import check_values
+from .base import check_values
 from .beta_prime import BetaPrime
 from .continuous import Continuous
 from .gaussian import Gaussian
@@ -15,7 +15,7 @@ from .histogram import Histogram
 from .uniform import Uniform
 
 NAMES: dict[str, type[Continuous]] = {kind.name: kind for kind in (Uniform, Gaussian, BetaPrime, Histogram)}
-FEWEST = 10  # predictions that can be split, for each of their numbers
+FEWEST = 10  # predictions that can be split, per number of each
 
 
 def by_name(name: str, *, points: int | None = None, low: float | None = None, high: float | None = None) -> Continuous:
@@ -32,21 +32,21 @@ def by_name(name: str, *, points: int | None = None, low: float | None = None, h
         Uniform(points=1000, low=-10.0, high=10.0)
     """
     if name == "auto":
-        raise ValueError("'auto' depends on the predictions: use choose(y).")
+        raise ValueError("marginal='auto' depends on the predictions: use choose(y).")
     if name not in NAMES:
         known = ", ".join(repr(known) for known in NAMES)
-        raise ValueError(f"the marginal of numbers must be one of {known} or 'auto', not {name!r}.")
+        raise ValueError(f"marginal must be one of {known} or 'auto', not {name!r}.")
     return NAMES[name](points=points, low=low, high=high)
 
 
 def choose(
     y: Tensor, *, seed: int = 0, points: int | None = None, low: float | None = None, high: float | None = None
 ) -> Continuous:
-    """Fit the distribution under which a held-out fifth of the values is likeliest.
+    """Fit the distribution under which a holdout of a fifth of the values is likeliest.
 
     Each distribution that can hold y is fitted to four fifths of it, and the best is fitted again to all. The smallest
-    and the largest value are never held out: they would rule out every bounded distribution that is fitted without
-    them. The mean log-likelihoods stay in `compared`.
+    and the largest value are never in the holdout: they would rule out every bounded distribution that is fitted
+    without them. The mean log-likelihoods of the holdout stay in `compared`.
 
     Args:
         y: values, (n,) numbers or (n, q) vectors.
@@ -73,10 +73,10 @@ def choose(
     if not possible:
         raise ValueError(" ".join(dict.fromkeys(reason for reason in reasons if reason is not None)))
     compared = {}
-    training, held_out = _split(values.double(), seed)
+    fitted, holdout = _split(values.double(), seed)
     for candidate in possible:
-        candidate._estimate(training)
-        compared[candidate.name] = float(candidate._log_prob(held_out).mean())
+        candidate._estimate(fitted)
+        compared[candidate.name] = float(candidate._log_prob(holdout).mean())
     best = max(possible, key=lambda candidate: compared[candidate.name])
     best.fit(y)
     best.compared = compared

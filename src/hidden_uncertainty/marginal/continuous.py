@@ -1,8 +1,7 @@
-"""What all marginals p(y) of numbers share: checks, and the points that integrals over y are summed at."""
+"""What all marginals p(y) of numbers share: checks, and the support that integrals over y are summed at."""
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -10,41 +9,41 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ._checks import check_options, check_values
+from ..notes import warn
 from ._importance import MIN_DRAWS, Frame, draw, spread
-from .base import Marginal, Nodes
+from .base import Marginal, Support, check_options, check_values
 
-POINTS = 512  # of one number, unless asked
-DRAWS = 1024  # of vectors, unless asked
-LOST = 1e-3  # of p(y) that a support may leave out without a word
-COARSE = 0.25  # of p(y) that one point may stand for without a word
-NODES = ("support", "log_weight", "log_volume", "shared", "offset")
+POINTS = 512  # of one number, by default
+DRAWS = 1024  # of vectors, by default
+LOST = 1e-3  # share of p(y) that a support may leave out without a warning
+COARSE = 0.25  # share of p(y) that one point may stand for without a warning
+SUPPORT = ("support", "log_weight", "log_volume", "shared", "offset")
 
 
 class Continuous(Marginal):
-    r"""A density p(y) of numbers (n,), or of vectors (n, q), with the points that integrals over it are summed at.
+    r"""A density p(y) of numbers (n,), or of vectors (n, q), with the support that integrals over it are summed at.
 
     Numbers have one support for all inputs: the trapezoid rule on points in equal steps from `low` to `high`.
 
     .. math:: \int f(y)\, p(y)\, dy \approx \sum_j f(y_j)\, p(y_j)\, v_j, \qquad v_j = h, \text{ at both ends } h / 2
 
     Where p changes so much within a step that p(y_j) v_j is not the mass there (a jump, a pole), it is replaced by that
-    mass. Vectors have importance samples, their own for every input: see `spread` in `_importance`.
+    mass. For vectors the support is importance samples, drawn for every input: see `spread` in `_importance`.
 
     Everything is fitted in float64; buffers are float64 if the values are, float32 otherwise.
 
     Args:
-        points: how many; None takes 512 for numbers, and lets `refine` add to them, and 1024 for vectors.
+        points: how many; None takes 512 for numbers, which `refine` can add to, and 1024 for vectors.
         low: where the support begins; None takes the quantile 1e-4, or the smallest value fitted if that is lower.
         high: where it ends; None takes the quantile 1 - 1e-4, or the largest value fitted.
     """
 
     name: ClassVar[str]
     vectors: ClassVar[bool] = False  # whether it can be fitted to vectors
-    box: ClassVar[bool] = False  # whether vectors have a uniform distribution, or else a normal one
-    tail: ClassVar[float] = 1e-4  # of p(y), left out at each end of the support
+    box: ClassVar[bool] = False  # whether the distribution of vectors is uniform instead of normal
+    tail: ClassVar[float] = 1e-4  # share of p(y) left out at each end of the support
     options: ClassVar[tuple[str, ...]] = ("points", "low", "high")
-    fitted: ClassVar[tuple[str, ...]]  # names of what `_estimate` sets; the first is set once there was a fit
+    fitted: ClassVar[tuple[str, ...]]  # names of what `_estimate` sets
 
     support: Tensor  # numbers: (m,)
     log_weight: Tensor  # numbers: (m,)
@@ -58,8 +57,8 @@ class Continuous(Marginal):
         self.points = points
         self.low = None if low is None else float(low)
         self.high = None if high is None else float(high)
-        self.compared: dict[str, float] = {}  # held-out likelihoods, where `choose` chose this one
-        for name in (*self.fitted, *NODES):
+        self.compared: dict[str, float] = {}  # likelihoods of the holdout, where `choose` chose this one
+        for name in (*self.fitted, *SUPPORT):
             self.register_buffer(name, None)
 
     @property
@@ -68,14 +67,14 @@ class Continuous(Marginal):
         return self.points is not None or self.shared is not None
 
     def fit(self, y: Tensor) -> Self:
-        """Fit to values y, (n,) numbers or (n, q) vectors, and lay out the points."""
+        """Fit to values y, (n,) numbers or (n, q) vectors, and lay out the support."""
         check_values(y)
         dtype = torch.promote_types(y.dtype, torch.float32)
         values = y.detach().to("cpu", dtype)
         reason = self._refuses(values)
         if reason is not None:
             raise ValueError(reason)
-        for name in NODES:
+        for name in SUPPORT:
             setattr(self, name, None)
         self._estimate(values.double())
         self.to("cpu", dtype)
@@ -104,30 +103,30 @@ class Continuous(Marginal):
         return self._evaluate(self._cdf, y)
 
     def quantile(self, p: Tensor) -> Tensor:
-        """The y below which there is the mass p, for numbers."""
+        """The y that has the mass p below it, for numbers."""
         self._check_fitted(numbers=True)
         if not bool(((p >= 0) & (p <= 1)).all()):
             raise ValueError(f"p must lie between 0 and 1, but reaches from {float(p.min())} to {float(p.max())}.")
         return self._quantile(p.double()).to(self._first.dtype)
 
-    def nodes(self, prediction: Tensor) -> Nodes:
-        """The points to sum over: (m,) for numbers whatever is predicted; for predictions (n, q), (n, m, q)."""
+    def at(self, prediction: Tensor) -> Support:
+        """The support for these predictions: points (m,) for numbers, the same for all; (n, m, q) for vectors."""
         self._check_fitted()
         if self.shared is None:
-            return Nodes(self.support, self.log_weight, self.log_volume)
+            return Support(self.support, self.log_weight, self.log_volume)
         numbers = self.shared.shape[1]
         if prediction.dim() != 2 or prediction.shape[1] != numbers:
             raise ValueError(f"expected predictions (n, {numbers}), as fitted, not {tuple(prediction.shape)}.")
         points, log_volume = spread(prediction.detach(), self._frame(), self.shared, self.offset, box=self.box)
         log_prob = self._log_prob(points.flatten(0, 1)).view(log_volume.shape)
-        return Nodes(points, log_prob + log_volume, log_volume)
+        return Support(points, log_prob + log_volume, log_volume)
 
     def refine(self) -> None:
         """Halve the steps: m points become 2m - 1, the old ones among them."""
         self._check_fitted()
         if self.fixed:
             why = "these are draws of vectors" if self.points is None else f"points={self.points} was asked for"
-            raise RuntimeError(f"{why}, so the points stay as they are: fit again with more of them.")
+            raise RuntimeError(f"{why}, so the points stay as they are: fit again with more points.")
         self._lay_out(float(self.support[0]), float(self.support[-1]), 2 * len(self.support) - 1)
 
     def config(self) -> dict[str, Any]:
@@ -144,7 +143,7 @@ class Continuous(Marginal):
         marginal = cls(**{name: config[name] for name in cls.options})
         if config["fitted"] is not None:
             shapes, dtype = config["fitted"]["shapes"], getattr(torch, config["fitted"]["dtype"])
-            for name in (*cls.fitted, *NODES):
+            for name in (*cls.fitted, *SUPPORT):
                 if name in shapes:
                     setattr(marginal, name, torch.zeros(shapes[name], dtype=dtype, device="cpu"))
         return marginal
@@ -160,7 +159,7 @@ class Continuous(Marginal):
 
     @abstractmethod
     def _log_prob(self, y: Tensor) -> Tensor:
-        """log p(y), in the precision of y where that is the higher."""
+        """log p(y), in the precision of y where that is higher."""
 
     @abstractmethod
     def _cdf(self, y: Tensor) -> Tensor: ...
@@ -183,7 +182,7 @@ class Continuous(Marginal):
         return None
 
     def _frame(self) -> Frame:
-        raise NotImplementedError  # only for those that hold vectors
+        raise NotImplementedError  # only where `vectors`
 
     @property
     def _first(self) -> Tensor:
@@ -216,22 +215,20 @@ class Continuous(Marginal):
         outside = int(((y < low) | (y > high)).sum())
         if 1 - inside > LOST or outside:
             values = f" and {outside} of {len(y)} predictions" if outside else ""
-            warnings.warn(
+            warn(
                 f"the support from {low:.4g} to {high:.4g} leaves out {100 * (1 - inside):.1f} % of p(ŷ){values}: "
-                "give a wider low and high, or neither.",
-                stacklevel=3,
+                "give a wider low and high, or neither."
             )
         largest = float(self.log_weight.max().exp())
         if self.points is None and largest > COARSE:
-            warnings.warn(
+            warn(
                 f"one of {len(self.support)} points in equal steps from {low:.4g} to {high:.4g} stands for "
                 f"{100 * largest:.0f} % of p(ŷ): give low and high around the predictions that matter, or let the "
-                "network predict their logarithm.",
-                stacklevel=3,
+                "network predict their logarithm."
             )
 
     def _evaluate(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-        """A function of y in float64, not a number where y is not."""
+        """A function of y in float64, NaN where y is NaN."""
         missing = y.isnan() if self.shared is None else y.isnan().any(1)
         values = function(y.double().nan_to_num(nan=0.0))
         return values.masked_fill(missing, torch.nan).to(self._first.dtype)
@@ -240,4 +237,4 @@ class Continuous(Marginal):
         if self._first is None:
             raise RuntimeError(f"this {type(self).__name__} is not fitted: call fit(y) first.")
         if numbers and self.shared is not None:
-            raise RuntimeError(f"this {type(self).__name__} was fitted to vectors: only numbers have an order.")
+            raise RuntimeError(f"this {type(self).__name__} was fitted to vectors, which have no order: use log_prob.")

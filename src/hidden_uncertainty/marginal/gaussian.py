@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .._precision import full_precision
+from ..precision import full_precision
 from ._importance import HALF_LOG_TAU, Frame
 from .continuous import Continuous
 
@@ -19,8 +19,8 @@ class Gaussian(Continuous):
 
     .. math:: p(y) = \mathcal N(y \mid \mu, \Sigma)
 
-    The variances of vectors are raised by a millionth of themselves, so that outputs that always move together have a
-    density too.
+    The variances of vectors are raised by a millionth of themselves, so that outputs that always move together have
+    a density too.
 
     Args:
         points: how many points integrals are summed at; see `Continuous`.
@@ -31,7 +31,7 @@ class Gaussian(Continuous):
         >>> marginal = Gaussian().fit(torch.tensor([-1.0, 1.0, 3.0, 5.0]))
         >>> marginal.quantile(torch.tensor([0.5]))
         tensor([2.])
-        >>> points, log_weight, log_volume = marginal.nodes(torch.zeros(1))
+        >>> points, log_weight, log_volume = marginal.at(torch.zeros(1))
         >>> log_weight.exp().sum(), (log_weight.exp() * points).sum()
         (tensor(0.9998), tensor(1.9996))
     """
@@ -65,7 +65,7 @@ class Gaussian(Continuous):
     def _log_prob(self, y: Tensor) -> Tensor:
         dtype = torch.promote_types(y.dtype, self.mean.dtype)
         rows = y.reshape(-1, len(self.mean)).to(dtype)
-        largest = torch.finfo(self.mean.dtype).max  # float64 is for digits: results are to fit into the buffers' type
+        largest = torch.finfo(self.mean.dtype).max  # float64 adds digits only: results must fit the buffers' type
         with full_precision(y.device):
             standard = (rows.clamp(-(largest**0.45), largest**0.45) - self.mean) @ self.inverse.to(dtype).mT
         square = standard.square().sum(1).clamp(max=largest / 8)

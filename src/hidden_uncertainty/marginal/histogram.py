@@ -19,10 +19,10 @@ class Histogram(Continuous):
 
     .. math:: p(y) = \frac{n_k + 1}{(n + b)\, w}, \quad y \text{ in bin } k \text{ of width } w
 
-    The one that is added keeps empty bins possible. Outside, p is zero.
+    Adding one keeps empty bins possible. Outside the bins, p is zero.
 
     Args:
-        bins: how many; `"auto"` takes the rule of Freedman and Diaconis, and at least 5 and at most 256.
+        bins: how many; `"auto"` takes the rule of Freedman and Diaconis, at least 5 and at most 256.
         points: how many points integrals are summed at; see `Continuous`.
         low: where the support begins.
         high: where it ends.
@@ -81,13 +81,13 @@ class Histogram(Continuous):
         return low + place * (high - low)
 
     def _below(self) -> Tensor:
-        """The mass below each edge (b + 1,), one at the last however the masses were rounded."""
+        """The mass below each edge (b + 1,), exactly one at the last."""
         below = torch.cat([self.mass.new_zeros(1, dtype=torch.float64), self.mass.double().cumsum(0)])
         return below / below[-1]
 
 
 def _locate(y: Tensor, bounds: Tensor, bins: int) -> Tensor:
-    """Where y is, in bins from the lower bound, with a fraction."""
+    """The place of y in bins from the lower bound, with a fraction."""
     low, high = bounds.to(torch.promote_types(y.dtype, bounds.dtype))
     return (y - low) / (high - low) * bins
 

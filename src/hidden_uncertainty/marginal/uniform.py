@@ -30,7 +30,7 @@ class Uniform(Continuous):
         >>> marginal = Uniform(-10, 10, points=1000).fit(torch.linspace(-4, 4, 50))
         >>> marginal.log_prob(torch.tensor([0.0, 11.0])).exp()
         tensor([0.0500, 0.0000])
-        >>> points, log_weight, log_volume = marginal.nodes(torch.zeros(1))
+        >>> points, log_weight, log_volume = marginal.at(torch.zeros(1))
         >>> points.shape, log_weight.exp().sum()
         (torch.Size([1000]), tensor(1.0000))
     """

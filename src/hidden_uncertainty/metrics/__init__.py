@@ -1,8 +1,8 @@
-"""How well scores detect, rank errors and state confidence: pure functions of tensors, answers as Python floats.
+"""How well scores detect, rank errors and state confidence: pure functions of tensors that return Python floats.
 
 Scores are higher when more uncertain. Inputs of any shape are flattened, so maps of pixels need no preparation, and
 are compared in float64 on the device of the first argument. Scores of +inf and -inf are legal and ordered; NaN and
-empty input are a ValueError. What does not fit into memory is counted in a stream: `PixelDetection` and `Confusion`.
+empty input raise a ValueError. `PixelDetection` and `Confusion` count in a stream what does not fit into memory.
 """
 
 from ._values import Values, as_scores
@@ -14,9 +14,10 @@ from .detection import (
     average_precision,
     expected_calibration_error,
     fpr_at_tpr,
+    lift_curve,
+    raulc,
     roc_curve,
 )
-from .lift import lift_curve, raulc
 from .reconstruction import psnr
 from .regression import ause, coverage, rank_correlation, rmse, sparsification, sparsification_oracle, width
 from .stream import Bounded, PixelDetection

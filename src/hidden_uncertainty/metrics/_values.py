@@ -1,4 +1,4 @@
-"""What every metric does with its arguments: one precision, no NaN, ties in no order."""
+"""What every metric does with its arguments: one precision, no NaN, no order among ties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_scores(values: Values, name: str) -> Tensor:
 
     Args:
         values: anything that `torch.as_tensor` takes.
-        name: what to call it in the error.
+        name: what the error calls it.
 
     Example:
         >>> as_scores([1, 2], "negative")
@@ -32,10 +32,10 @@ def as_scores(values: Values, name: str) -> Tensor:
     else:
         scores = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     if scores.numel() == 0:
-        raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): at least one value is needed")
+        raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): give at least one value.")
     missing = int(scores.isnan().sum())
     if missing:
-        raise ValueError(f"{name} holds {missing} NaN among {scores.numel()} values, which cannot be ranked")
+        raise ValueError(f"{name} holds {missing} NaN among {scores.numel()} values: leave them out.")
     return scores
 
 
@@ -52,7 +52,7 @@ def last_of_ties(ordered: Tensor) -> Tensor:
 
 
 def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
-    """Mean of the values with the k lowest scores, for every k from 1 to n; over all orders of equal scores.
+    """Mean of the values with the k lowest scores, for every k from 1 to n, averaged over all orders of equal scores.
 
     Args:
         scores: (n,).

@@ -1,4 +1,4 @@
-"""Which classes are taken for which, counted in a stream."""
+"""Which classes are predicted for which labels, counted in a stream."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Confusion:
 
     def __init__(self, classes: int, *, ignore: int | Sequence[int] | None = 255) -> None:
         if classes < 1:
-            raise ValueError(f"classes must be at least 1, got {classes}")
+            raise ValueError(f"classes must be at least 1, got {classes}.")
         self.classes = classes
         self.ignore = () if ignore is None else (ignore,) if isinstance(ignore, int) else tuple(ignore)
-        # One count a pair of label and prediction, and last that of pixels with a class out of range.
+        # One count per pair of label and prediction; the last counts pixels with a class out of range.
         self._counts = torch.zeros(classes**2 + 1, dtype=torch.int64, device="cpu")
 
     def update(self, prediction: Values, label: Values) -> None:
@@ -52,7 +52,7 @@ class Confusion:
         found, true = _classes(prediction, "prediction"), _classes(label, "label")
         if found.shape != true.shape:
             shapes = f"{tuple(found.shape)} and {tuple(true.shape)}"
-            raise ValueError(f"prediction and label must have one shape, got {shapes}: one class a pixel each")
+            raise ValueError(f"prediction and label must have the same shape, got {shapes}: give one class per pixel.")
         true = true.to(found.device)
         inside = (found >= 0) & (found < self.classes) & (true >= 0) & (true < self.classes)
         pairs = torch.where(inside, true * self.classes + found, self.classes**2).flatten()
@@ -65,14 +65,14 @@ class Confusion:
 
     @property
     def matrix(self) -> Tensor:
-        """How many pixels of each label, a row, got each prediction, a column; int64."""
+        """How many pixels there are per label (rows) and prediction (columns); int64."""
         counts = self._counts.clone()
         self._refuse(int(counts[-1]))
         return counts[:-1].view(self.classes, self.classes)
 
     @property
     def iou(self) -> Tensor:
-        """Intersection over union of each class, float64; NaN for one that is neither in the labels nor predicted."""
+        """Intersection over union per class, float64; NaN for a class that is neither in the labels nor predicted."""
         matrix = self._some()
         hits = matrix.diagonal()
         return hits.double() / (matrix.sum(0) + matrix.sum(1) - hits)
@@ -89,26 +89,26 @@ class Confusion:
         return int(matrix.trace()) / int(matrix.sum())
 
     def merge(self, other: Confusion) -> Self:
-        """Add the pixels that another one has counted; that one stays as it is.
+        """Add the pixels that another matrix has counted; the other does not change.
 
         Args:
-            other: of as many classes, on any device.
+            other: with as many classes, on any device.
         """
         if other.classes != self.classes:
-            raise ValueError(f"{self.classes} and {other.classes} classes cannot be merged: they must be the same")
+            raise ValueError(f"{self.classes} and {other.classes} classes cannot be merged: use the same number.")
         self._counts = self._counts + other._counts.to(self._counts.device)
         return self
 
     def _some(self) -> Tensor:
         matrix = self.matrix
         if not matrix.any():
-            raise ValueError("no pixel was counted: update with labels that are not all ignored")
+            raise ValueError("no pixel was counted: update with labels that are not all ignored.")
         return matrix
 
     def _refuse(self, outside: int) -> None:
         if outside:
             skipped = f"; ignored labels are {list(self.ignore)}" if self.ignore else ""
-            raise ValueError(f"{outside:,} pixels have a class outside 0 to {self.classes - 1}{skipped}")
+            raise ValueError(f"{outside:,} pixels have a class outside 0 to {self.classes - 1}{skipped}.")
 
 
 def _classes(values: Values, name: str) -> Tensor:
@@ -116,5 +116,5 @@ def _classes(values: Values, name: str) -> Tensor:
     values = np.array(values) if isinstance(values, np.ndarray) else values
     classes = values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
     if classes.is_floating_point() or classes.is_complex():
-        raise TypeError(f"{name} must hold classes as integers, got {classes.dtype}: pass scores.argmax(1)")
+        raise TypeError(f"{name} must hold classes as integers, got {classes.dtype}: pass scores.argmax(1).")
     return classes.long()

@@ -1,4 +1,4 @@
-"""How well scores detect, tell right predictions from wrong and state confidence.
+"""How well scores detect, tell right predictions from wrong ones, and state confidence.
 
 *Negatives* are in-distribution inputs, *positives* the inputs to be detected.
 """
@@ -77,7 +77,7 @@ def fpr_at_tpr(negative: Values, positive: Values, tpr: float = 0.95) -> float:
 
 
 def roc_curve(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
-    """False and true positive rates as the threshold falls, one point a distinct score.
+    """False and true positive rates as the threshold falls, one point per distinct score.
 
     Args:
         negative: scores of in-distribution inputs, any shape.
@@ -103,7 +103,7 @@ def accuracy_rejection(uncertainty: Values, correct: Values) -> tuple[Tensor, Te
     that the answer does not depend on how the input was sorted.
 
     Args:
-        uncertainty: one score an input.
+        uncertainty: one score per input.
         correct: whether the prediction was right, of the same shape: booleans, or 0 and 1.
 
     Returns:
@@ -124,11 +124,11 @@ def aurc(uncertainty: Values, correct: Values) -> float:
 
     .. math:: \frac1n \sum_{k=1}^n \big(1 - \text{accuracy of the } k \text{ least uncertain}\big)
 
-    Lower is better; an uncertainty that knows nothing gives, in expectation, the error rate. Ties as in
+    Lower is better; a random uncertainty gives, in expectation, the error rate. Ties count as in
     `accuracy_rejection`.
 
     Args:
-        uncertainty: one score an input.
+        uncertainty: one score per input.
         correct: whether the prediction was right, of the same shape: booleans, or 0 and 1.
 
     Example:
@@ -156,11 +156,11 @@ def expected_calibration_error(confidence: Values, correct: Values, bins: int = 
         0.1
     """
     if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+        raise ValueError(f"bins must be at least 1, got {bins}.")
     stated, right = _scores_and_correct(confidence, correct, "confidence")
     low, high = float(stated.min()), float(stated.max())
     if low < 0 or high > 1 + 1e-6:  # sums of float32 probabilities end a little above 1
-        raise ValueError(f"confidence must lie in [0, 1], got values from {low:g} to {high:g}: pass probabilities")
+        raise ValueError(f"confidence must lie in [0, 1], got values from {low:g} to {high:g}: pass probabilities.")
     stated, order = stated.sort()
     edges = torch.arange(1, bins, dtype=torch.float64, device=stated.device) / bins  # linspace rounds them otherwise
     ends = torch.searchsorted(stated, edges, right=True).tolist()
@@ -181,9 +181,62 @@ def positives_to_catch(count: int, tpr: float) -> int:
         7
     """
     if not 0 < tpr <= 1:
-        raise ValueError(f"tpr must be above 0 and at most 1, got {tpr}")
+        raise ValueError(f"tpr must be above 0 and at most 1, got {tpr}.")
     caught = math.ceil(tpr * count)
     return caught - 1 if (caught - 1) / count >= tpr else caught  # 0.07 * 100 rounds to just above 7
+
+
+def lift_curve(uncertainty: Values, correct: Values) -> tuple[Tensor, Tensor]:
+    r"""Accuracy of the k least uncertain inputs, relative to that of all, for every k from 1 to n.
+
+    .. math:: \text{lift}_k = \frac{\text{accuracy of the } k \text{ least uncertain}}{\text{accuracy of all}}
+
+    It ends at 1; a random uncertainty stays there in expectation. Ties count as in `accuracy_rejection`.
+
+    Args:
+        uncertainty: one score per input.
+        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1. At least one must be right.
+
+    Returns:
+        The share kept k/n and the lift, float64 vectors of length n.
+
+    Example:
+        >>> kept, lift = lift_curve([0.1, 0.2, 0.8, 0.9], [True, True, False, False])
+        >>> kept.tolist(), lift.round(decimals=3).tolist()
+        ([0.25, 0.5, 0.75, 1.0], [2.0, 2.0, 1.333, 1.0])
+    """
+    kept, accuracy = accuracy_rejection(uncertainty, correct)
+    if not accuracy[-1]:
+        raise ValueError(f"none of {len(accuracy)} predictions is right: the lift has nothing to be relative to.")
+    return kept, accuracy / accuracy[-1]
+
+
+def raulc(uncertainty: Values, correct: Values) -> float:
+    r"""Area between the lift curve and 1, relative to that of the best order (Postels et al. 2022).
+
+    .. math:: \frac{\text{AULC}(\text{uncertainty})}{\text{AULC}(\text{oracle})}, \qquad
+        \text{AULC} = \frac1n \sum_{k=1}^n \text{lift}_k - 1
+
+    The oracle puts all wrong predictions last and has 1. A random uncertainty has 0 in expectation, and one that keeps
+    wrong predictions rather than right ones is negative.
+
+    Args:
+        uncertainty: one score per input.
+        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1. Some must be right, and some
+            wrong.
+
+    Example:
+        >>> raulc([0.1, 0.2, 0.8, 0.9], [True, True, False, False])
+        1.0
+        >>> round(raulc([0.1, 0.2, 0.8, 0.9], [True, False, True, False]), 3)
+        0.571
+    """
+    _, lift = lift_curve(uncertainty, correct)
+    right = as_scores(correct, "correct")
+    if bool(right.all()):
+        raise ValueError(f"all of {right.numel()} predictions are right: no order is better than another.")
+    _, best = lift_curve(-right, right)
+    return float((lift.mean() - 1) / (best.mean().to(lift.device) - 1))
 
 
 def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
@@ -205,11 +258,11 @@ def _scores_and_correct(scores: Values, correct: Values, name: str) -> tuple[Ten
     values, right = as_scores(scores, name), as_scores(correct, "correct")
     if values.shape != right.shape:
         raise ValueError(
-            f"{name} and correct must have one shape, got {tuple(values.shape)} and {tuple(right.shape)}: "
-            "give one score and one answer an input"
+            f"{name} and correct must have the same shape, got {tuple(values.shape)} and {tuple(right.shape)}: "
+            "give one score and one answer per input."
         )
     binary = (right == 0) | (right == 1)
     if not binary.all():
         odd = float(right[~binary][0])
-        raise ValueError(f"correct must hold booleans, or 0 and 1, got {odd:g}: pass prediction == label")
+        raise ValueError(f"correct must hold booleans, or 0 and 1, got {odd:g}: pass prediction == label.")
     return values.flatten(), right.flatten().bool().to(values.device)

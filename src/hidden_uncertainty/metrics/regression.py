@@ -1,4 +1,4 @@
-"""How large the errors of numbers are, how well scores rank them, and how honest intervals are.
+"""How large the errors of numbers are, how well scores rank them, and how often intervals hold.
 
 The *error* of an input is one number, prediction minus target or its size; for predictions that are vectors, give
 the length of the difference.
@@ -16,13 +16,13 @@ from ._values import Values, as_scores, mean_of_kept
 
 
 def rmse(prediction: Values, target: Values) -> float:
-    r"""Root of the mean squared error, over everything that is predicted.
+    r"""Root of the mean squared error, over all numbers.
 
     .. math:: \sqrt{\tfrac1n \sum_i (\hat y_i - y_i)^2}
 
     Args:
         prediction: numbers of any shape.
-        target: the true ones, of the same shape.
+        target: the true numbers, of the same shape.
 
     Example:
         >>> rmse([1.0, 2.0, 3.0], [1.0, 2.0, 6.0]) == 3**0.5
@@ -35,12 +35,12 @@ def rmse(prediction: Values, target: Values) -> float:
 
 
 def rank_correlation(a: Values, b: Values) -> float:
-    """Spearman's correlation: how far two scores put the same inputs in the same order, equal values sharing a rank.
+    """Spearman's correlation: how far two scores agree on the order of inputs; equal values share a rank.
 
-    1 is the same order, -1 the opposite, 0 none. A score with only one value orders nothing and is a ValueError.
+    1 is the same order, -1 the opposite, 0 none. A score with a single value has no order and raises a ValueError.
 
     Args:
-        a: one score an input.
+        a: one score per input.
         b: another, of the same shape.
 
     Example:
@@ -55,10 +55,10 @@ def rank_correlation(a: Values, b: Values) -> float:
 def sparsification(uncertainty: Values, error: Values) -> tuple[Tensor, Tensor]:
     """Error of the rest when the most uncertain inputs are removed, for every number of them from 0 to n - 1.
 
-    Inputs of equal uncertainty could be removed in any order: the mean squared error is its mean over all of them.
+    Inputs of equal uncertainty could be removed in any order: the mean squared error is averaged over all orders.
 
     Args:
-        uncertainty: one score an input.
+        uncertainty: one score per input.
         error: of the same shape; its sign does not matter.
 
     Returns:
@@ -80,7 +80,7 @@ def sparsification_oracle(error: Values) -> tuple[Tensor, Tensor]:
     """The lowest curve that any uncertainty can have in `sparsification`: the largest errors are removed first.
 
     Args:
-        error: one number an input; its sign does not matter.
+        error: one number per input; its sign does not matter.
 
     Example:
         >>> removed, rest = sparsification_oracle([3.0, 4.0, -3.0, 0.0])
@@ -100,7 +100,7 @@ def ause(uncertainty: Values, error: Values) -> float:
     :math:`e^*_k` without the :math:`k` of largest error. 0 is the perfect order, and what no error at all gives.
 
     Args:
-        uncertainty: one score an input.
+        uncertainty: one score per input.
         error: of the same shape; its sign does not matter.
 
     Example:
@@ -112,7 +112,7 @@ def ause(uncertainty: Values, error: Values) -> float:
     _, rest = sparsification(uncertainty, error)
     _, best = sparsification_oracle(error)
     total = float(rest[0])
-    # Rounding may put the curve below the oracle by a hair.
+    # Rounding may put the curve slightly below the oracle.
     return max(float((rest - best.to(rest.device)).mean()) / total, 0.0) if total else 0.0
 
 
@@ -134,7 +134,7 @@ def coverage(low: Values, high: Values, target: Values) -> float:
 
 
 def width(low: Values, high: Values) -> float:
-    """Mean width of intervals; one that is infinitely wide makes it infinite.
+    """Mean width of intervals; infinite if one of them is.
 
     Args:
         low: where each interval begins, any shape.
@@ -146,16 +146,16 @@ def width(low: Values, high: Values) -> float:
     """
     bottom, top = _alike(low=low, high=high)
     _ordered(bottom, top)
-    return float(torch.where(bottom == top, 0.0, top - bottom).mean())  # inf - inf is no number
+    return float(torch.where(bottom == top, 0.0, top - bottom).mean())  # inf - inf is NaN
 
 
 def _alike(**values: Values) -> list[Tensor]:
-    """Flat float64 tensors on the device of the first; they must have had one shape."""
+    """Flat float64 tensors on the device of the first; their shapes must be the same."""
     tensors = {name: as_scores(given, name) for name, given in values.items()}
     shapes = [tuple(tensor.shape) for tensor in tensors.values()]
     if len(set(shapes)) > 1:
         raise ValueError(
-            f"{_listed(tensors)} must have one shape, got {_listed(shapes)}: (n,) and (n, 1) are not one, squeeze first"
+            f"{_listed(tensors)} must have the same shape, got {_listed(shapes)}: squeeze (n, 1) to (n,) first."
         )
     device = next(iter(tensors.values())).device
     return [tensor.flatten().to(device) for tensor in tensors.values()]
@@ -169,21 +169,21 @@ def _listed(things: Iterable[object]) -> str:
 def _finite(values: Tensor, name: str) -> Tensor:
     infinite = int(values.isinf().sum())
     if infinite:
-        raise ValueError(f"{name} holds {infinite} infinite among {len(values)} values, whose error has no mean")
+        raise ValueError(f"{name} holds {infinite} infinite among {len(values)} values: leave them out.")
     return values
 
 
 def _size(values: Tensor) -> float:
-    """What to divide by before squaring, lest it overflow or vanish: a power of two, which rounds nothing."""
+    """A power of two to divide by before squaring, so that nothing overflows or underflows."""
     largest = float(values.abs().max())
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
 
 
 def _ranks(values: Tensor, name: str) -> Tensor:
-    """Ranks, equal values sharing the mean of theirs, less the mean of all."""
+    """Centred ranks; equal values share the mean of theirs."""
     distinct, group, counts = values.unique(return_inverse=True, return_counts=True)
     if len(distinct) == 1:
-        raise ValueError(f"{name} holds {len(values)} times the value {float(distinct):g}, which orders nothing")
+        raise ValueError(f"{name} holds {len(values)} times the value {float(distinct):g}, which has no order.")
     return (counts.cumsum(0).double() - (counts.double() - 1) / 2)[group] - (len(values) + 1) / 2
 
 
@@ -193,5 +193,5 @@ def _ordered(low: Tensor, high: Tensor) -> None:
         i = int(wrong.nonzero()[0])
         raise ValueError(
             f"low must not be above high, but it is in {int(wrong.sum())} of {len(low)} intervals, the first "
-            f"[{float(low[i]):g}, {float(high[i]):g}]"
+            f"[{float(low[i]):g}, {float(high[i]):g}]."
         )

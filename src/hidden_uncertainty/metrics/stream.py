@@ -1,4 +1,4 @@
-"""Detection metrics of any number of pixels in a stream, in memory that does not grow."""
+"""Detection metrics of any number of pixels in a stream, in constant memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, distributed
 from ._values import Values
 from .detection import positives_to_catch
 
-_CHUNK = 1 << 20  # pixels counted at once: what an update needs besides its input stays at some 40 MB
+_CHUNK = 1 << 20  # pixels counted at once: an update then needs about 40 MB besides its input
 
 
 class Bounded(float):
-    """A number with the least and the greatest value that the exact one can have.
+    """A number with the lowest and the highest value that the exact one can have.
 
     Example:
         >>> area = Bounded(0.91, low=0.909, high=0.911)
@@ -27,7 +27,7 @@ class Bounded(float):
     high: float
 
     def __new__(cls, value: float, low: float, high: float) -> Self:
-        """A float like any other, that also knows its bounds."""
+        """A float that also knows its bounds."""
         number = super().__new__(cls, value)
         number.low, number.high = low, high
         return number
@@ -45,8 +45,8 @@ class PixelDetection:
 
     Metrics are those of `auroc`, `average_precision` and `fpr_at_tpr`, with the scores of a bin taken in random order,
     and come with bounds: whatever the order within bins, the exact value lies between `.low` and `.high`, up to
-    rounding. A bin whose scores are all equal is known to be a tie and counts as one, so where there are few distinct
-    scores there is no error.
+    rounding. A bin whose scores are all equal is known to be a tie and counts as one, so the metrics are exact where
+    there are few distinct scores.
 
     Args:
         bits: from 10 to 28; one more halves the bins and doubles the memory.
@@ -62,7 +62,7 @@ class PixelDetection:
 
     def __init__(self, bits: int = 22, *, device: torch.device | str | None = None) -> None:
         if not 10 <= bits <= 28:
-            raise ValueError(f"bits must be from 10 to 28, got {bits}")
+            raise ValueError(f"bits must be from 10 to 28, got {bits}.")
         self.bits = bits
         self._state: _State | None = None if device is None else _State.empty(bits, torch.device(device))
 
@@ -137,23 +137,23 @@ class PixelDetection:
         return Bounded((above + share * inside) / total, low=above / total, high=(above + inside) / total)
 
     def precision_recall(self) -> tuple[Tensor, Tensor]:
-        """Recall and precision as the threshold falls, one point a bin that holds pixels; float64 vectors.
+        """Recall and precision as the threshold falls, one point per bin that holds pixels; float64 vectors.
 
-        The points are exact; those of scores within a bin are left out. The last catches everything: recall 1, at the
-        share of positives.
+        The points are exact; those between scores of a bin are left out. The last has recall 1, and the share of
+        positives as precision.
         """
         bins = self._bins()
         tp, fp = bins.positives_above + bins.positives, bins.negatives_above + bins.negatives
         return tp.double() / tp[-1], tp.double() / (tp + fp)
 
     def merge(self, other: PixelDetection) -> Self:
-        """Add the pixels that another meter has counted; that one stays as it is.
+        """Add the pixels that another meter has counted; the other does not change.
 
         Args:
-            other: of the same `bits`, on any device.
+            other: with the same `bits`, on any device.
         """
         if other.bits != self.bits:
-            raise ValueError(f"meters of {self.bits} and {other.bits} bits cannot be merged: make them with the same")
+            raise ValueError(f"meters of {self.bits} and {other.bits} bits cannot be merged: use the same bits.")
         if other._state is not None:
             if self._state is None:
                 self._state = _State.empty(self.bits, other._state.counts.device)
@@ -167,7 +167,7 @@ class PixelDetection:
     def all_reduce(self) -> Self:
         """Merge the meters of all processes of `torch.distributed`; every one then holds the pixels of all."""
         if self._state is None:
-            raise RuntimeError("this process has counted nothing: make its meter with PixelDetection(device=...)")
+            raise RuntimeError("this process has counted nothing: build its meter with PixelDetection(device=...).")
         distributed.all_reduce(self._state.counts)
         distributed.all_reduce(self._state.missing)
         distributed.all_reduce(self._state.lowest, distributed.ReduceOp.MIN)
@@ -183,7 +183,7 @@ class PixelDetection:
             bins = torch.where(valid, bins, 1 << self.bits)
         slots = bins + positive * state.counts.shape[1]
         state.counts.view(-1).index_add_(0, slots, torch.ones_like(slots[:1]).expand_as(slots))
-        exact = scores.double()  # two that are equal only as float32 must not pass for a tie
+        exact = scores.double()  # two scores that are equal only as float32 are no tie
         state.lowest.scatter_reduce_(0, bins, exact, "amin")
         state.highest.scatter_reduce_(0, bins, exact, "amax")
 
@@ -193,7 +193,7 @@ class PixelDetection:
             _refuse(int(state.missing))
         count = [0, 0] if state is None else state.counts[:, :-1].sum(1).tolist()
         if state is None or not all(count):
-            raise ValueError(f"both kinds of pixels are needed, got {count[0]:,} negatives and {count[1]:,} positives")
+            raise ValueError(f"both kinds of pixels are needed, got {count[0]:,} negatives and {count[1]:,} positives.")
         filled = state.counts[:, :-1].sum(0).nonzero().flatten().flip(0)  # highest scores first
         negatives, positives = state.counts[:, filled]
         return _Bins(
@@ -216,7 +216,7 @@ class _State(NamedTuple):
     @classmethod
     def empty(cls, bits: int, device: torch.device) -> Self:
         size = (1 << bits) + 1
-        with torch.inference_mode(False):  # or else no update outside that mode could change them
+        with torch.inference_mode(False):  # otherwise no update outside that mode could change them
             lowest = torch.full((size,), torch.inf, dtype=torch.float64, device=device)
             counts = torch.zeros(2, size, dtype=torch.int64, device=device)
             return cls(counts, lowest, -lowest, torch.zeros((), dtype=torch.int64, device=device))
@@ -233,7 +233,7 @@ class _Bins(NamedTuple):
 
 
 def _dot(a: Tensor, b: Tensor) -> int:
-    """Σ a b of counts, exactly: of ten billion pixels it has more than 64 bits."""
+    """Σ a b of counts, exactly: for ten billion pixels it has more than 64 bits."""
     return (int((a * (b >> 20)).sum()) << 20) + int((a * (b & 0xFFFFF)).sum())
 
 
@@ -245,12 +245,12 @@ def _readable(values: Values) -> Tensor:
 def _booleans(values: Values, name: str, shape: torch.Size, device: torch.device) -> Tensor:
     answers = _readable(values)
     if answers.dtype != torch.bool:
-        raise TypeError(f"{name} must be booleans, got {answers.dtype}: pass mask == 1, or what it means in yours")
+        raise TypeError(f"{name} must be booleans, got {answers.dtype}: pass mask == 1, for example.")
     if answers.shape != shape:
-        raise ValueError(f"{name} must have the shape of scores {tuple(shape)}, got {tuple(answers.shape)}")
+        raise ValueError(f"{name} must have the shape of scores {tuple(shape)}, got {tuple(answers.shape)}.")
     return answers.to(device).flatten()
 
 
 def _refuse(missing: int) -> None:
     if missing:
-        raise ValueError(f"scores hold {missing} NaN, which cannot be ranked: leave those pixels out with valid")
+        raise ValueError(f"scores hold {missing} NaN, which cannot be ranked: leave those pixels out with valid.")

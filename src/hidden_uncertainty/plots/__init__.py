@@ -1,13 +1,13 @@
 """Pictures of scores, in one style: distributions, ROC curves, accuracy against rejection, bands, maps.
 
-Every function draws on the Axes it is given, or on a new one, and returns it; those of several panels return their
+Every function draws on the Axes it is given, or on a new one, and returns it; those with several panels return their
 Figure. Nothing goes through pyplot, so no global state changes and no screen is needed.
 """
 
-from ._style import dress, new_axes, save
 from .detection import plot_accuracy_rejection, plot_roc, plot_scores
 from .pixels import plot_maps, plot_precision_recall
 from .regression import plot_along, plot_regression, plot_sparsification
+from .style import dress, new_axes, save
 
 __all__ = [
     "dress",

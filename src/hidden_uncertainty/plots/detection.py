@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from .. import metrics
 from ..metrics import Values
-from ._style import GREY, INK, INSIDE, array, axes, draw, legend, some, style
+from .style import GREY, INK, INSIDE, array, axes, draw, legend, some, style
 
 _TAIL = 0.01  # share of a group that may fall outside the picture on each side
 
@@ -23,10 +23,10 @@ def plot_scores(
     height: Literal["density", "peak"] = "density",
     label: str = "epistemic uncertainty (nats)",
 ) -> Axes:
-    """Histograms of scores, one a group, as densities.
+    """Histograms of scores, one per group, as densities.
 
     The picture covers at least the middle 98 % of every group. What falls outside is not drawn, but counts in the
-    density, and the legend tells its share when it is above 2 %.
+    density, and the legend gives its share when it is above 2 %.
 
     Args:
         groups: scores by name, any shape; infinite ones are legal.
@@ -45,11 +45,11 @@ def plot_scores(
     finite = {name: values[np.isfinite(values)] for name, values in scores.items()}
     ranges = [np.quantile(values, [_TAIL, 1 - _TAIL]) for values in finite.values() if len(values)]
     if not ranges:
-        raise ValueError("every score is infinite: there is nothing to draw")
+        raise ValueError("every score is infinite: there is nothing to draw.")
     low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
     if threshold is not None:
         low, high = min(low, threshold), max(high, threshold)
-    # Between scores that are all but equal there would be no room for bars: they are told apart to some 16 digits only.
+    # Between scores that are nearly equal there would be no room for bars: floats have some 16 digits only.
     apart = high - low > 1e-9 * max(abs(low), abs(high))
     margin = 0.04 * (high - low) if apart else 0.5 * max(1.0, abs(high))
     low, high = low - margin, high + margin
@@ -76,7 +76,7 @@ def plot_scores(
 
 
 def plot_roc(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = None) -> Axes:
-    """ROC curves, one a name, with the area under each in the legend.
+    """ROC curves, one per name, with the area under each in the legend.
 
     Args:
         groups: scores of in-distribution inputs and of the inputs to be detected, by name.
@@ -105,7 +105,7 @@ def plot_roc(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = N
 def plot_accuracy_rejection(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = None) -> Axes:
     """Accuracy against the share of inputs kept, the most uncertain rejected first, with AURC in the legend.
 
-    Drawn from one input in a hundred on: below that a handful of inputs decides.
+    Drawn from 1 % of the inputs on: below that a handful of inputs decides.
 
     Args:
         groups: uncertainty and whether the prediction was right, by name.

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..metrics import Values, as_scores
 from ..uncertainty import Uncertainty
-from ._style import GREY, INK, INSIDE, draw, dress, legend, some
+from .style import GREY, INK, INSIDE, draw, dress, legend, some
 
 # Twenty colours in an order that keeps the first ones furthest apart; muted, since they fill whole areas.
 CLASS_COLOURS = (
@@ -42,7 +42,7 @@ def plot_maps(
     tail: float = 0.01,
     columns: int = 4,
 ) -> Figure:
-    """One image's maps side by side: what came in, what was said, what is true, and how uncertain each pixel is.
+    """The maps of one image side by side: the image, the prediction, the label, and how uncertain each pixel is.
 
     Maps may differ in resolution; every panel covers the whole image. Scores are bright where they are high, in
     colours that run between the quantiles `tail` and `1 - tail` of the map, so that a few extreme pixels do not darken
@@ -68,10 +68,10 @@ def plot_maps(
         ['prediction', 'epistemic']
     """
     if not 0 <= tail < 0.5:
-        raise ValueError(f"tail must be at least 0 and below 0.5, got {tail}")
+        raise ValueError(f"tail must be at least 0 and below 0.5, got {tail}.")
     if isinstance(maps, Uncertainty):
         if len(maps) != 1:
-            raise ValueError(f"maps must be of one image, got {len(maps)}: draw u[0]")
+            raise ValueError(f"maps must be of one image, got {len(maps)}: draw u[0].")
         prediction = maps.prediction if prediction is None else prediction
         both = {"epistemic": maps.epistemic, "aleatoric": maps.aleatoric}
         maps = {name: values for name, values in both.items() if values is not None}
@@ -81,12 +81,12 @@ def plot_maps(
     pictures = {} if image is None else {"image": _colours_of(image)}
     panels = pictures | answers | scores
     if len(panels) < len(pictures) + len(answers) + len(scores):
-        raise ValueError(f"maps must not be called image, prediction or label, got {', '.join(scores)}")
+        raise ValueError(f"maps must not be called image, prediction or label, got {', '.join(scores)}.")
     if not panels:
-        raise ValueError("there is nothing to draw: give at least one map, an image or a prediction")
+        raise ValueError("there is nothing to draw: give at least one map, an image or a prediction.")
     outlined = None if mask is None else _map(mask, "mask") > 0
 
-    # Prediction and label share their colours, be they of numbers or of classes.
+    # Prediction and label share their colours, for numbers and for classes.
     numbers = {name: values for name, values in answers.items() if values.dtype.kind == "f"}
     limits = _limits(np.concatenate([np.empty(0), *(values.ravel() for values in numbers.values())]), tail)
     groups = [values.ravel() for name, values in answers.items() if name not in numbers]
@@ -114,7 +114,7 @@ def plot_maps(
 
 
 def plot_precision_recall(curves: Mapping[str, tuple[Values, Values]], *, zoom: float = 0.8) -> Figure:
-    """Precision against recall, one curve a name, and beside it the region of high recall enlarged.
+    """Precision against recall, one curve per name, and beside it the region of high recall enlarged.
 
     The legend holds average precision: the area under each curve as a step function. The dotted line is chance, the
     share of positives.
@@ -129,22 +129,22 @@ def plot_precision_recall(curves: Mapping[str, tuple[Values, Values]], *, zoom: 
         'epistemic: 0.800'
     """
     if not 0 < zoom < 1:
-        raise ValueError(f"zoom must be between 0 and 1, got {zoom}")
+        raise ValueError(f"zoom must be between 0 and 1, got {zoom}.")
     figure = Figure(figsize=(9.4, 4.2), layout="compressed", facecolor="white")
     whole, near = figure.subplots(1, 2)
     top, chances = 0.0, []
     for i, (name, (recall, precision)) in enumerate(some(curves).items()):
         x, y = as_scores(recall, f"recall of {name!r}"), as_scores(precision, f"precision of {name!r}")
         if x.shape != y.shape or x.dim() != 1:
-            raise ValueError(f"{name!r} must have a precision for every recall, got {tuple(y.shape)}, {tuple(x.shape)}")
+            raise ValueError(f"{name!r} needs one precision per recall, got {tuple(y.shape)} and {tuple(x.shape)}.")
         if (x.diff() < 0).any() or x[0] < 0 or x[-1] > 1:
             raise ValueError(
                 f"recall of {name!r} must rise within [0, 1], got {x[0]:g} to {x[-1]:g}: give recall before precision, "
-                "and turn over what falls"
+                "and flip curves that fall."
             )
         area = float((torch.nn.functional.pad(x, (1, 0)).diff() * y).sum())
         draw(whole, i, x, y, along=x, label=f"{name}: {area:.3f}")
-        # Points of its own: those that are even over the whole would be few here.
+        # Thinned separately: points that are even over the whole curve would be few here.
         first = max(int(torch.searchsorted(x, zoom)) - 1, 0)
         draw(near, i, x[first:], y[first:], along=x[first:], label=name)
         top = max(top, float(y[x >= zoom].max()) if (x >= zoom).any() else 0.0)
@@ -172,7 +172,7 @@ def _map(values: Values, name: str) -> np.ndarray:
     while found.dim() > 2 and len(found) == 1:
         found = found[0]
     if found.dim() != 2 or not found.numel():
-        raise ValueError(f"{name} must be the map of one image, (H, W), got shape {tuple(found.shape)}")
+        raise ValueError(f"{name} must be the map of one image, (H, W), got shape {tuple(found.shape)}.")
     return found.double().numpy() if found.is_floating_point() else found.numpy()
 
 
@@ -186,11 +186,11 @@ def _colours_of(image: Values) -> np.ndarray:
         found = found.permute(1, 2, 0)
     found = found[..., None] if found.dim() == 2 else found
     if found.dim() != 3 or found.shape[-1] not in (1, 3) or not found.numel():
-        raise ValueError(f"image must be (3, H, W), (H, W, 3) or (H, W), got shape {shape}")
+        raise ValueError(f"image must be (3, H, W), (H, W, 3) or (H, W), got shape {shape}.")
     colours = found.double() if found.is_floating_point() else found.double() / 255
     if not (colours.min() >= 0 and colours.max() <= 1):
         low, high = float(colours.min()), float(colours.max())
-        raise ValueError(f"image must hold bytes, or numbers from 0 to 1, got {low:g} to {high:g}: undo the scaling")
+        raise ValueError(f"image must hold bytes, or numbers from 0 to 1, got {low:g} to {high:g}: undo the scaling.")
     return colours.expand(-1, -1, 3).numpy()
 
 
@@ -263,7 +263,7 @@ def _show_numbers(ax: Axes, values: np.ndarray, limits: tuple[float, float], col
 
 
 def _outline(ax: Axes, mask: np.ndarray) -> None:
-    """A dark line with a bright core, which is seen on every colour."""
+    """A dark line with a bright core, which is visible on every colour."""
     height, width = mask.shape
     padded = np.pad(mask.astype(float), 1)  # so that objects at the border are closed
     x, y = (np.arange(width + 2) - 0.5) / width, (np.arange(height + 2) - 0.5) / height

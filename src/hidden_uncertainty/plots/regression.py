@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from .. import metrics
 from ..metrics import Values
-from ._style import COLOURS, GREY, INK, array, axes, draw, legend, some, style
+from .style import COLOURS, GREY, INK, array, axes, draw, legend, some, style
 
 _SHADE = "#EDEDED"
 
@@ -30,7 +30,7 @@ def plot_regression(
     """A predicted curve over one input with its band, the training data and the gap in it.
 
     The picture is as high as data and truth need, or else the prediction. Below and above there is as much room
-    again for what goes further, such as the band far from the data; the rest is cut.
+    again for what goes further, such as the band far from the data; the rest is cut off.
 
     Args:
         x: inputs (n,) or (n, 1), in any order.
@@ -52,7 +52,7 @@ def plot_regression(
     given = {"prediction": prediction, "low": low, "high": high} | ({} if truth is None else {"truth": truth})
     at, curves = _along(x, given)
     if (curves["low"] > curves["high"]).any():
-        raise ValueError("low must not be above high: give them in this order")
+        raise ValueError("low must not be above high: give low first.")
     points = None if data is None else (array(data[0], "x of data"), array(data[1], "y of data"))
     bottom, top = _range(curves, None if points is None else points[1])
 
@@ -82,7 +82,7 @@ def plot_along(
     label: str = "epistemic uncertainty, normalised",
     ax: Axes | None = None,
 ) -> Axes:
-    """Uncertainty along one input, one curve a method, each stretched to run from 0 to 1.
+    """Uncertainty along one input, one curve per method, each scaled to run from 0 to 1.
 
     Methods differ in their units; what can be compared is where each is high. Infinite values are drawn at the edge.
 
@@ -105,7 +105,7 @@ def plot_along(
     for i, (name, values) in enumerate(curves.items()):
         finite = values[np.isfinite(values)]
         if not len(finite):
-            raise ValueError(f"{name!r} is infinite everywhere: there is nothing to draw")
+            raise ValueError(f"{name!r} is infinite everywhere: there is nothing to draw.")
         low, high = finite.min(), finite.max()
         scaled = (np.clip(values, low, high) - low) / ((high - low) or 1.0)
         colour, dashes = style(i)
@@ -122,8 +122,8 @@ def plot_sparsification(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes
     """Error of the rest against the share removed, the most uncertain first, with AUSE in the legend.
 
     Errors are relative to that of all inputs. The oracle, which removes the largest errors first, is dotted: once in
-    grey when all methods have the same errors, else in each one's colour. Drawn until one input in a hundred is left:
-    below that a handful of inputs decides.
+    grey when all methods have the same errors, else in each one's colour. Drawn until 1 % of the inputs is left: below
+    that a handful of inputs decides.
 
     Args:
         groups: uncertainty and error, by name.
@@ -140,7 +140,7 @@ def plot_sparsification(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes
     for i, (name, (uncertainty, error)) in enumerate(some(groups).items()):
         removed, rest = metrics.sparsification(uncertainty, error)
         if not rest[0]:
-            raise ValueError(f"every error of {name!r} is 0: there is nothing to draw")
+            raise ValueError(f"every error of {name!r} is 0: there is nothing to draw.")
         area = metrics.ause(uncertainty, error)
         drawn = removed <= 0.99
         draw(ax, i, removed[drawn], rest[drawn] / rest[0], along=removed[drawn], label=f"{name}: {area:.3f}")
@@ -168,17 +168,17 @@ def _along(x: Values, curves: Mapping[str, Values]) -> tuple[np.ndarray, dict[st
     found = {name: array(values, name) for name, values in curves.items()}
     for name, values in found.items():
         if len(values) != len(at):
-            raise ValueError(f"{name!r} must have one value an x, got {len(values)} for {len(at)}")
+            raise ValueError(f"{name!r} must have one value per x, got {len(values)} for {len(at)}.")
     return at[order], {name: values[order] for name, values in found.items()}
 
 
 def _range(curves: Mapping[str, np.ndarray], data: np.ndarray | None) -> tuple[float, float]:
-    """From where to where on the vertical axis a picture of these goes."""
+    """The range of the vertical axis."""
     fixed = [values for values in (curves.get("truth"), data) if values is not None] or [curves["prediction"]]
     heights = np.concatenate(fixed)
     heights = heights[np.isfinite(heights)]
     if not len(heights):
-        raise ValueError("every prediction is infinite: there is nothing to draw")
+        raise ValueError("every prediction is infinite: there is nothing to draw.")
     low, high = heights.min(), heights.max()
     room = (high - low) or 1.0
     everything = np.concatenate([heights, *curves.values()])

@@ -1,8 +1,9 @@
-"""The reconstruction penalty: how far a decoder's image is from the input, from one layer's activation."""
+"""The reconstruction penalty: how far the input is from what a decoder makes of one layer's activation."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,17 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import capture
-from ._mirror import mirror, never
-
-
-@dataclass(eq=False)
-class _Seen:
-    """What the hooks saw: whether the model ran, the layer's latest activation, and whether that was not the first."""
-
-    ran: bool = False
-    latent: Tensor | None = None
-    again: bool = False
+from ..model import capture
+from ..model.batches import unpack
+from .decoders import DenseDecoder, ResidualDecoder
 
 
 class Reconstruction(nn.Module):
@@ -35,7 +28,8 @@ class Reconstruction(nn.Module):
     Parameters, `state_dict()` and `to()` are those of the decoder: the model is not part of it.
 
     Args:
-        model: that is trained; compiled models must not have run yet, and data parallel ones need a GPU a process.
+        model: the network that is trained. A compiled model must not have run yet; a data parallel one needs one GPU
+            per process.
         layer: its dotted name.
         decoder: from activations to inputs: `DenseDecoder`, `ResidualDecoder` or a module of your own; None builds one
             that is symmetrical to the model up to the layer.
@@ -101,7 +95,7 @@ class Reconstruction(nn.Module):
         latent = self._take()
         if torch.is_grad_enabled() and not latent.requires_grad:
             raise RuntimeError(
-                f"the activation of layer {self.layer!r} has no gradient, so that the penalty could not train the "
+                f"the activation of layer {self.layer!r} has no gradient, so the penalty could not train the "
                 "model: it ran under no_grad, or the layer and all before it are frozen. Run the model with gradients; "
                 "to measure only, call the penalty under torch.no_grad() too."
             )
@@ -142,20 +136,95 @@ class Reconstruction(nn.Module):
     def _take(self) -> Tensor:
         """The latest activation, once."""
         if not self._handles:
-            raise RuntimeError("the penalty was removed from the model: build another to go on.")
+            raise RuntimeError("the penalty was removed from the model: build another one to go on.")
         seen, latent = self._seen, self._seen.latent
         if latent is None:
             if seen.ran:
                 raise RuntimeError(never(self.layer))
             raise RuntimeError(
-                f"the model did not run since the penalty was last asked, so that there is no activation of layer "
-                f"{self.layer!r}: call the model first, then the penalty, once each a batch. (Copies of a model, as "
-                "nn.DataParallel makes on several GPUs, and graphs that were compiled before do not count.)"
+                f"the model did not run since the penalty was last computed, so there is no activation of layer "
+                f"{self.layer!r}: call the model first, then the penalty, once each per batch. (Copies of a model, as "
+                "nn.DataParallel makes on several GPUs, and graphs compiled before the penalty do not count.)"
             )
         seen.ran, seen.latent = False, None
         if seen.again:
             raise RuntimeError(
-                f"layer {self.layer!r} is called more than once in a run of the model, so there is no one activation "
-                "to reconstruct from: choose a module that is called once."
+                f"layer {self.layer!r} is called more than once in a run of the model, so there is no single "
+                "activation to reconstruct from: choose a module that is called once."
             )
         return latent
+
+
+def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None = None) -> nn.Module:
+    """The decoder that is symmetrical to the model up to a layer, on the device of the layer.
+
+    For vectors, it has the widths of the linear layers that were called up to the layer, in reverse order. For
+    (C, h, w), it is made of residual stacks.
+
+    Args:
+        model: run once on the example, and left as it was.
+        layer: its name.
+        example: a batch as a loader gives it.
+        select: which tensor, where the layer returns several.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> [(linear.in_features, linear.out_features) for linear in mirror(model, "2", torch.zeros(3, 8)).linear]
+        [(4, 6), (6, 8)]
+    """
+    batch = unpack(example)
+    device = capture.device_of(model)
+    batch = batch if device is None else batch.to(device)
+    x = next((value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)), None)
+    if x is None:
+        raise ValueError("the inputs of the example hold no tensor to reconstruct: pass a decoder.")
+    widths: list[int] = []
+    found: list[Tensor] = []
+
+    def full(width: int) -> Callable[[Any], None]:
+        return lambda output: None if found else widths.append(width)
+
+    def chosen(output: Any) -> None:
+        tensor = capture.select(output, select, f"layer {layer!r}")
+        found.append(tensor[:0].clone())  # only its shape, dtype and device are needed
+
+    target = capture.find(model, [layer])[layer]
+    callbacks: dict[str, Callable[[Any], None]] = {
+        name: full(module.out_features)
+        for name, module in capture.named(model)
+        if isinstance(module, nn.Linear) and module is not target
+    }
+    with capture.watch(model, callbacks | {layer: chosen}) as inner:
+        inner(*batch.args, **batch.kwargs)
+    if not found:
+        raise RuntimeError(never(layer))
+    shape, output = tuple(found[0].shape[1:]), tuple(x.shape[1:])
+    if len(shape) == 3:
+        return ResidualDecoder(shape, output).to(found[0].device)
+    if len(shape) != 1:
+        raise ValueError(
+            f"layer {layer!r} returns (n, {', '.join(map(str, shape))}): there are decoders for vectors (n, d) and "
+            "pictures (n, C, h, w); pass your own decoder for other shapes."
+        )
+    if not isinstance(target, nn.Linear):
+        widths = widths[:-1]  # the last one made the activation
+    return DenseDecoder(shape[0], widths[::-1], output).to(found[0].device)
+
+
+def never(layer: str) -> str:
+    """The error for a layer that was not called."""
+    return (
+        f"layer {layer!r} was not called while the model ran, so there is nothing to reconstruct from. It may be "
+        "called under a condition, have its forward used directly, run as a copy of itself (nn.DataParallel on several "
+        "GPUs) or inside a compiled graph. layers(model, example) shows which are called."
+    )
+
+
+@dataclass(eq=False)
+class _Seen:
+    """What the hooks saw: whether the model ran, the layer's latest activation, and whether that was not the first."""
+
+    ran: bool = False
+    latent: Tensor | None = None
+    again: bool = False

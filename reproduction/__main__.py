@@ -1,0 +1,126 @@
+"""`python -m reproduction NAME` runs a study, from the root of a clone; `python -m reproduction data` gets data."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hidden_uncertainty.cli.terminal import any_character, stop, writing_to
+from hidden_uncertainty.notes import logger
+
+from .studies import NAMES, load
+
+DATA = "HIDDEN_UNCERTAINTY_DATA"
+Root = Annotated[Path | None, typer.Option(file_okay=False, help="Folder that holds the data sets.", envvar=DATA)]
+Name = Annotated[str, typer.Argument(help="Which data set; `data list` names them.")]
+
+
+class Studies(TyperGroup):
+    """Commands of which the studies are listed when an unknown one is asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command by its name."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            try:
+                load(args[0])
+            except ValueError as error:
+                stop(str(error))
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Studies,
+    help="Studies on real data. Each one writes a result file, NAME.json, and its pictures.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Image data sets: list, download and check them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+def _command(name: str) -> Callable[..., None]:
+    def study(
+        out: Annotated[
+            Path | None,
+            typer.Option(file_okay=False, help="Folder for the result: results, or results/quick with --quick."),
+        ] = None,
+        seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; each study has its own default.")] = None,
+        data: Root = None,
+        quick: Annotated[
+            bool, typer.Option("--quick", help="A rough version with one repetition, in seconds or minutes.")
+        ] = False,
+    ) -> None:
+        if data is not None:
+            os.environ[DATA] = str(data)
+        any_character()
+        # With fewer, networks side by side on a GPU queue behind each other; read when a process first uses the GPU.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        out = out or Path("results") / ("quick" * quick)
+        asked: dict[str, Any] = {} if seeds is None else {"seeds": range(seeds)}
+        options = f" --seeds {seeds}" * (seeds is not None) + " --quick" * quick
+        with writing_to(out):
+            try:
+                found = load(name)(**asked, quick=quick)
+            except (ImportError, OSError, ValueError) as error:
+                stop(str(error))
+            path = found.write(out, f"python -m reproduction {name}{options}")
+        typer.echo(f"written: {path}")
+
+    return study
+
+
+for _name, _about in NAMES.items():
+    app.command(_name, help=_about)(_command(_name))
+
+
+@data_app.command("list")
+def data_list(root: Root = None) -> None:
+    """List data sets, their size and terms, and which of them are here."""
+    from .datasets.images import listing
+
+    for entry in listing(root):
+        found = {"all": "here", "some": "in part", "none": "-", None: "?"}[entry.found]
+        typer.echo(f"{entry.name:13}{found:9}{entry.megabytes:5} MB  {entry.contents}  ({entry.terms})")
+
+
+@data_app.command("fetch")
+def data_fetch(name: Name, root: Root = None) -> None:
+    """Download a data set from where it is published."""
+    from .datasets.images import fetch
+
+    try:
+        written = fetch(name, root)
+    except (ImportError, OSError, ValueError) as error:
+        stop(str(error))
+    for path in written:
+        typer.echo(f"written: {path}")
+    if not written:
+        typer.echo(f"{name} is complete: nothing to fetch.")
+
+
+@data_app.command("verify")
+def data_verify(name: Name, root: Root = None) -> None:
+    """Compare a data set with its published checksums; fails unless all files are as published."""
+    from .datasets.images import verify
+
+    try:
+        checks = verify(name, root)
+    except (OSError, ValueError) as error:
+        stop(str(error))
+    for check in checks:
+        typer.echo(f"{check.state:10}{check.path}")
+    if any(check.state != "official" for check in checks):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+    app(prog_name="python -m reproduction")

@@ -1,0 +1,10 @@
+"""The networks of the studies."""
+
+from .deeplab import DeepLab
+from .efficientnet import EfficientNetLite0
+from .fcnet import FCNet
+from .monodepth import MonoDepth
+from .regularised import Regularised
+from .resnet import ResNet
+
+__all__ = ["DeepLab", "EfficientNetLite0", "FCNet", "MonoDepth", "Regularised", "ResNet"]

@@ -1,0 +1,1 @@
+"""The study `table-1-fcnet`."""

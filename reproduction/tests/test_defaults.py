@@ -1,0 +1,66 @@
+"""`torch.set_default_device` is the user's: networks are built and trained the same under every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from defaults import assert_same
+from hidden_uncertainty.regularise import DenseDecoder
+from reproduction.datasets import Points, toy
+from reproduction.nets import DeepLab, EfficientNetLite0, FCNet, MonoDepth, Regularised, ResNet
+from reproduction.training import MLP, DenseRecipe, class_loss, train_dense, train_many, train_mlps
+from reproduction.training.many import Data, Group, Recipe
+
+random = torch.Generator().manual_seed(0)
+x = torch.randn(500, 4, generator=random)
+numbers = x[:, :1].exp()
+images = torch.rand(20, 3, 16, 16, generator=random)
+maps = (images.mean(1) * 8).long().clamp(2, 4) - 2
+
+
+def trained(folder: Path) -> list[Tensor]:
+    """Stacked, stacked with decoders, and one by one; found again from files."""
+    grey, colour = (Data(some[:12], maps[:12, 0, 0], some[12:], maps[12:, 0, 0]) for some in (images[:, :1], images))
+    recipe = Recipe(epochs=2, batch_size=4)
+
+    def regularised() -> Regularised:
+        return Regularised(FCNet(256, 8, 3), "10", DenseDecoder(8, 8, (1, 16, 16), layers=2), 0.1)
+
+    groups = [
+        Group(
+            "plain", [FCNet(256, 8, 3, dropout=0.2, initialisation="glorot", seed=i) for i in range(2)], grey, recipe
+        ),
+        Group("regularised", [regularised()], grey, recipe),
+        Group("residual", [ResNet((4, 4, 4), 3, dropout=0.1)], colour, recipe),
+    ]
+    found = [train_many(groups, device="cpu", folder=folder) for _ in range(2)]
+    return [p for run in found for group in run for network in group.networks() for p in network.state_dict().values()]
+
+
+def perceptrons(folder: Path) -> list[Tensor]:
+    networks = [MLP(4, (5,), dropout=0.2, seed=seed) for seed in range(2)]
+    train_mlps(networks, x, numbers, validation=(x[:50], numbers[:50]), epochs=3, patience=1)
+    return [p.detach() for network in networks for p in network.parameters()]
+
+
+def segmentation(folder: Path) -> list[Tensor]:
+    networks = [DeepLab(3, encoder=EfficientNetLite0(dilated=True, width=0.1), width=4)]
+    recipe = DenseRecipe(epochs=1, batch_size=2, crop=(16, 16), colour=0.2, warm_up=0.5)
+    found = train_dense(networks, images[:4], maps[:4].byte(), class_loss, recipe, device="cpu", folder=folder)
+    depth = MonoDepth(encoder=EfficientNetLite0(width=0.1))
+    return [*found[0].network.state_dict().values(), *depth.state_dict().values()]
+
+
+def loaded(folder: Path) -> list[Tensor]:
+    curve, parts = toy(), Points(x, numbers[:, 0]).divide(0.3)
+    return [curve.train.y, curve.grid.y, parts[0].x]
+
+
+@pytest.mark.parametrize("run", [trained, perceptrons, segmentation, loaded])
+def test_the_default_device_changes_nothing(run: Callable[[Path], list[Tensor]], tmp_path: Path) -> None:
+    assert_same("device", run, tmp_path)

@@ -1,0 +1,172 @@
+"""Digits that come with scikit-learn, and changes that move images away from what a network was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images with their labels.
+
+    Args:
+        images: (n, C, H, W), in [0, 1].
+        labels: (n,).
+
+    Example:
+        >>> split = Split(torch.zeros(5, 1, 8, 8), torch.arange(5))
+        >>> len(split), split[split.labels > 2].labels
+        (5, tensor([3, 4]))
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or self.labels.shape != self.images.shape[:1]:
+            raise ValueError(
+                f"expected images (n, C, H, W) and labels (n,), got {tuple(self.images.shape)} and "
+                f"{tuple(self.labels.shape)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: slice | Tensor) -> Split:
+        """Some of the images: a slice, a mask or a tensor of indices."""
+        return Split(self.images[index], self.labels[index])
+
+    def batches(self, size: int = 256) -> list[tuple[Tensor, Tensor]]:
+        """The images in order, `size` at a time, as a loader yields them.
+
+        Example:
+            >>> [len(labels) for _, labels in Split(torch.zeros(5, 1, 8, 8), torch.arange(5)).batches(2)]
+            [2, 2, 1]
+        """
+        return list(zip(self.images.split(size), self.labels.split(size), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """Digits, split at random.
+
+    Args:
+        train: what a network is trained on.
+        calibration: unseen by the network, for p-values and thresholds.
+        test: used for neither.
+        left_out: all digits of the classes left out, which the other parts do not hold.
+    """
+
+    train: Split
+    calibration: Split
+    test: Split
+    left_out: Split
+
+
+def digits(*, left_out: Collection[int] = (), calibration: float = 0.2, test: float = 0.2, seed: int = 0) -> Digits:
+    """The digits of scikit-learn as images (n, 1, 8, 8) in [0, 1], split at random.
+
+    Args:
+        left_out: classes to keep out of training, calibration and test.
+        calibration: share of the other images.
+        test: share of the other images; training gets the rest.
+        seed: of the split.
+
+    Example:
+        >>> data = digits(left_out=(8, 9))
+        >>> len(data.train), len(data.calibration), len(data.test), len(data.left_out)
+        (865, 289, 289, 354)
+    """
+    unknown = sorted(set(left_out) - set(range(10)))
+    if unknown or len(set(left_out)) > 8:
+        raise ValueError(f"left_out must name digits from 0 to 9 and leave at least two, got {sorted(left_out)}.")
+    if not (calibration > 0 and test > 0 and calibration + test < 1):
+        raise ValueError(f"calibration and test must be positive and sum to less than 1, got {calibration} and {test}.")
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed), device="cpu")
+    images = torch.from_numpy(found.images).float().div(16).unsqueeze(1)[order]  # (n, 1, 8, 8)
+    labels = torch.from_numpy(found.target).long()[order]
+    away = torch.isin(labels, torch.tensor(sorted(left_out), dtype=torch.long, device="cpu"))
+    everything = Split(images, labels)
+    known = everything[~away]
+    unseen, last = round(calibration * len(known)), round(test * len(known))
+    first = len(known) - unseen - last
+    return Digits(known[:first], known[first : first + unseen], known[first + unseen :], everything[away])
+
+
+def rotate(images: Tensor, degrees: float) -> Tensor:
+    """Rotate images counter-clockwise about their centre; pixels from outside the image are zero.
+
+    Bilinear, at the same size: corners that leave the image are lost.
+
+    Args:
+        images: (n, C, H, W), floating point.
+        degrees: the angle.
+
+    Example:
+        >>> image = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
+        >>> rotate(image, 90)[0, 0].round(decimals=4)
+        tensor([[2., 4.],
+                [1., 3.]])
+    """
+    _check(images)
+    height, width = images.shape[2:]
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    # The grid's coordinates run from -1 to 1 along both sides: undo this where the sides differ.
+    inverse = [[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]]
+    theta = torch.tensor(inverse, dtype=images.dtype, device=images.device).expand(len(images), 2, 3)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)  # (n, H, W, 2)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def add_noise(images: Tensor, deviation: float, *, seed: int = 0) -> Tensor:
+    """Add independent Gaussian noise to every pixel; the result is not clipped.
+
+    Args:
+        images: (n, C, H, W), floating point.
+        deviation: standard deviation, in the images' own unit.
+        seed: of the noise. It is the same on every device, and differs between deviations only in its scale.
+
+    Example:
+        >>> noisy = add_noise(torch.zeros(2, 1, 64, 64), 0.5)
+        >>> bool(abs(noisy.std() - 0.5) < 0.02)
+        True
+    """
+    _check(images)
+    if not deviation >= 0:
+        raise ValueError(f"deviation must be zero or more, got {deviation}.")
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return images + deviation * noise.to(images)
+
+
+def flip(images: Tensor, direction: Literal["horizontal", "vertical"]) -> Tensor:
+    """Mirror images: swap left and right, or top and bottom.
+
+    Args:
+        images: (n, C, H, W).
+        direction: `"horizontal"` or `"vertical"`.
+
+    Example:
+        >>> flip(torch.tensor([[[[1, 2], [3, 4]]]]), "horizontal")
+        tensor([[[[2, 1],
+                  [4, 3]]]])
+    """
+    if direction not in ("horizontal", "vertical"):
+        raise ValueError(f"direction must be 'horizontal' or 'vertical', got {direction!r}.")
+    if images.dim() != 4:
+        raise ValueError(f"expected images (n, C, H, W), got {tuple(images.shape)}.")
+    return images.flip(3 if direction == "horizontal" else 2)
+
+
+def _check(images: Tensor) -> None:
+    if images.dim() != 4 or not images.is_floating_point():
+        raise ValueError(f"expected floating-point images (n, C, H, W), got {tuple(images.shape)} of {images.dtype}.")

@@ -1,0 +1,140 @@
+"""The directions in which activations vary, and a Gaussian for those in which they hardly do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..precision import full_precision, saturate
+from .linalg import gram
+
+BUFFERS = ("center", "basis", "deviation", "residual_deviation", "log_scale")
+
+
+class Directions(nn.Module):
+    r"""Whitened coordinates of activations that may lie on a thin manifold, and a Gaussian for what lies off it.
+
+    .. math:: \log p(z) = \log p_u(u) + \text{rest}, \qquad u = \Lambda^{-1/2} B^\top (z - m)
+
+    B holds the eigenvectors of the covariance whose eigenvalue is above `tolerance` times the largest. Eigenvectors
+    come from the rows outside the holdout; each is scaled by the larger of its deviations on those rows and on the
+    holdout, because with few rows the smallest eigenvalues are far too small for new ones. The directions dropped
+    share one isotropic Gaussian, as wide as the holdout is there. `rest` is its log-density plus log |∂u/∂z|: so this
+    is a proper density over all d dimensions, in which a dead unit that wakes up is surprising.
+
+    Example:
+        >>> t = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> z = torch.cat([t, t.sum(1, keepdim=True), torch.zeros(200, 1)], dim=1)      # (n, 4)
+        >>> directions = Directions().fit(z, holdout=draw_holdout(200, 0.1, seed=0, device=z.device))
+        >>> u, rest = directions(z)                                                     # (n, 2), (n,)
+        >>> directions.describe()
+        '2 of 4 directions kept: 1 dead, 1 collinear with them'
+    """
+
+    center: Tensor  # m, (d,)
+    basis: Tensor  # B, orthonormal columns, (d, kept)
+    deviation: Tensor  # Λ^½, (kept,)
+    residual_deviation: Tensor  # τ, of each direction dropped, ()
+    log_scale: Tensor  # log |Λ^-½| - (d - kept)(log τ + ½ log 2π), ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim = self.kept = self.dead = 0
+        for name in BUFFERS:
+            self.register_buffer(name, None)
+
+    @property
+    def collinear(self) -> int:
+        """How many directions were dropped that are not dead units: combinations of those kept."""
+        return self.dim - self.dead - self.kept
+
+    def fit(self, z: Tensor, *, holdout: Tensor, tolerance: float = 1e-8) -> Self:
+        """Find the directions of z (n, d).
+
+        Args:
+            z: activations, finite.
+            holdout: True for the rows that check the scales, (n,); at least one row, and at most all but two.
+            tolerance: directions whose variance is at most this share of the largest are dropped.
+        """
+        z = z.detach()
+        dtype = z.dtype if z.dtype == torch.float64 else torch.float32
+        fitted, checked = z[~holdout].double(), z[holdout].double()
+        if len(fitted) < 2 or len(checked) < 1:
+            raise ValueError(f"expected 2 rows to fit and 1 to check at least, not {len(fitted)} and {len(checked)}.")
+        first = fitted[0].clone()
+        constant = (fitted == first).all(0)
+        if bool(constant.all()):
+            raise ValueError(f"all {len(fitted)} rows of z are the same: choose another layer.")
+        center = torch.where(constant, first, fitted.mean(0))  # a mean of equal numbers may be off in the last digit
+        # Far from zero, rounding the centre matters in a thin direction: the holdout shows by how much.
+        fitted, checked = fitted.sub_(center), checked.sub_(center.to(dtype))
+        with full_precision(z.device):
+            values, vectors = torch.linalg.eigh(gram(fitted[None])[0] / len(fitted))
+            floor = tolerance * values[-1]
+            basis = vectors[:, values > floor].flip(1)  # the widest first
+            on_basis = checked @ basis
+            residual = checked - on_basis @ basis.mT
+        variance = torch.maximum(values[values > floor].flip(0), on_basis.square().mean(0))
+        self.dim, self.kept, self.dead = z.shape[1], basis.shape[1], int(constant.sum())
+        dropped = self.dim - self.kept
+        spread = torch.maximum(floor, residual.square().sum(1).mean() / max(dropped, 1)).sqrt()
+        log_scale = -0.5 * variance.log().sum() - dropped * (spread.log() + 0.5 * math.log(2 * math.pi))
+        found = (center, basis.contiguous(), variance.sqrt(), spread, log_scale)
+        for name, value in zip(BUFFERS, found, strict=True):
+            setattr(self, name, value.to(dtype))
+        return self
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Coordinates u (n, kept), and the log-density of the rest with log |∂u/∂z|, (n,). Finite for finite z."""
+        dtype = self.center.dtype
+        x = saturate(z, dtype) - self.center
+        with full_precision(x.device):
+            on_basis = x @ self.basis
+            # Squared as a vector: ‖x‖² - ‖Bᵀx‖² would have no digits left where it matters.
+            residual = x - on_basis @ self.basis.mT if self.kept < self.dim else torch.zeros_like(x)
+        big = torch.finfo(dtype).max
+        squares = (residual / self.residual_deviation).square().sum(1).clamp(max=big / 8)
+        return saturate((on_basis / self.deviation).clamp(-big, big), dtype), self.log_scale - 0.5 * squares
+
+    def describe(self) -> str | None:
+        """What was dropped, in one line; None when nothing was."""
+        if self.kept == self.dim:
+            return None
+        parts = [f"{self.dead} dead"] if self.dead else []
+        if self.collinear:
+            parts.append(f"{self.collinear} collinear with them")
+        return f"{self.kept} of {self.dim} directions kept: {', '.join(parts)}"
+
+    def config(self) -> dict[str, Any]:
+        """The shapes of what was fitted."""
+        dtype = None if self.center is None else str(self.center.dtype).removeprefix("torch.")
+        return {"dim": self.dim, "kept": self.kept, "dead": self.dead, "dtype": dtype}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The directions that `config` describes, with zeros where the fitted tensors go."""
+        directions = cls()
+        directions.dim, directions.kept, directions.dead = config["dim"], config["kept"], config["dead"]
+        if config["dtype"] is not None:
+            shapes = ((directions.dim,), (directions.dim, directions.kept), (directions.kept,), (), ())
+            for name, shape in zip(BUFFERS, shapes, strict=True):
+                setattr(directions, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
+        return directions
+
+
+def draw_holdout(n: int, share: float, seed: int, device: torch.device | str) -> Tensor:
+    """Draw about a share of n rows, at least 1 and at most n - 2: True for rows of the holdout, (n,).
+
+    Example:
+        >>> draw_holdout(50, 0.1, seed=0, device="cpu").sum()
+        tensor(5)
+    """
+    if n < 3:
+        raise ValueError(f"a density needs at least 3 samples, one of them to check the scales of the others, not {n}.")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")
+    mask = torch.zeros(n, dtype=torch.bool, device="cpu")
+    mask[order[: max(1, min(round(share * n), n - 2))]] = True
+    return mask.to(device)

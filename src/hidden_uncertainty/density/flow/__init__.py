@@ -1,0 +1,5 @@
+"""Conditional normalizing flows."""
+
+from .flow import ConditionalFlow
+
+__all__ = ["ConditionalFlow"]

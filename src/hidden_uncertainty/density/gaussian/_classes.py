@@ -1,0 +1,206 @@
+"""Mixtures of all classes: how many components each gets, which are fitted together, what small classes get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...progress import progress_bar
+from ..linalg import Shrinkage, find_target, gram, precision_factor
+from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures
+from ._kmeans import candidates, kmeans
+
+STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
+STACK_CPU = 1 << 17  # a larger class keeps a CPU busy; small ones are up to 14 times as fast together (bench/)
+
+
+class ClassFit(NamedTuple):
+    """Mixtures of C classes, the centre of all data, and what to tell the user about them."""
+
+    classes: Tensor  # (C,)
+    center: Tensor  # (d,)
+    mixtures: Mixtures  # of C classes, padded to the same number of components; means in float64
+    converged: Tensor  # (C,)
+    fallbacks: list[str]
+
+
+def fit_classes(
+    z: Tensor,
+    y: Tensor,
+    components: int,
+    options: EMOptions,
+    *,
+    restarts: int,
+    min_samples: int,
+    seed: int,
+) -> ClassFit:
+    """Fit one mixture per class to rows z (n, d) with classes y (n,)."""
+    classes, counts = y.unique(return_counts=True)
+    sizes = counts.tolist()
+    rows = list(z[y.argsort(stable=True)].split(sizes))
+    middle = torch.stack([r.mean(0, dtype=torch.float64).to(z.dtype) for r in rows])  # (C, d)
+    for r, m in zip(rows, middle, strict=True):
+        r -= m  # classes may lie far apart: centred on its own middle, each keeps its digits
+    granted = [max(1, min(components, size // min_samples)) for size in sizes]
+    random = torch.Generator().manual_seed(seed)
+    draws = [
+        [torch.rand(k, candidates(k), generator=random, dtype=torch.float64, device="cpu") for k in granted]
+        for _ in range(restarts)
+    ]  # restart by restart, so that more restarts include the fewer
+    out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
+    small = [c for c, size in enumerate(sizes) if size < min_samples]
+    with progress_bar("fitting mixtures", len(sizes)) as bar:
+        for stack in _stacks(sizes, granted, z, leave_out=small):
+            x, present = _pad([rows[c] for c in stack])
+            k = granted[stack[0]]
+            best: Fit | None = None
+            for r in range(restarts):
+                start = kmeans(x, present, k, torch.stack([draws[r][c] for c in stack]).to(x.device))
+                fit = _fit_stack(x, present, start, options)
+                best = fit if best is None else _better(best, fit)
+            assert best is not None
+            out.store(stack, best)
+            bar.advance(len(stack), likelihood=float(best.log_likelihood.mean()))
+        if small:
+            pooled = _pooled(rows, options.shrinkage)
+            for c in small:
+                out.store([c], _borrow(rows[c][None], pooled, options))
+            bar.advance(len(small))
+    names = classes.tolist()
+    if not bool(out.sound.all()):
+        bad = [names[c] for c in (~out.sound).nonzero()[:, 0].tolist()]
+        raise ValueError(
+            f"the covariance of class {bad} is singular to working precision even with ridge={options.ridge:g}: "
+            "raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions further."
+        )
+    fallbacks = [
+        f"class {names[c]} came {size} times, too few for {components} components of {min_samples} samples each: "
+        f"fitted {granted[c]}" + (", shrunk towards the pooled covariance" if size < min_samples else "")
+        for c, size in enumerate(sizes)
+        if granted[c] < components or size < min_samples
+    ]
+    mixtures = out.mixtures._replace(mean=out.mixtures.mean.double() + middle[:, None].double())
+    return ClassFit(classes, z.mean(0), mixtures, out.converged, fallbacks)
+
+
+def _fit_stack(x: Tensor, present: Tensor, start: Tensor, options: EMOptions) -> Fit:
+    """EM in the features' precision, and again in float64 for classes where that was too coarse."""
+    fit = fit_mixtures(x, present, start, options)
+    coarse = (~fit.sound).nonzero()[:, 0]
+    if x.dtype == torch.float64 or len(coarse) == 0:
+        return fit
+    fine = fit_mixtures(x[coarse].double(), present[coarse].double(), start[coarse].double(), options)
+
+    def mend(old: Tensor, new: Tensor) -> Tensor:
+        return old.index_copy(0, coarse, new.to(old.dtype))
+
+    return _combine(mend, fit, fine)
+
+
+def _better(one: Fit, other: Fit) -> Fit:
+    """Class by class, the likelier of two fits."""
+    which = other.sound & ((other.log_likelihood > one.log_likelihood) | ~one.sound)
+
+    def pick(old: Tensor, new: Tensor) -> Tensor:
+        return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+    return _combine(pick, one, other)
+
+
+def _combine(how: Callable[[Tensor, Tensor], Tensor], one: Fit, other: Fit) -> Fit:
+    """One fit from two, field by field."""
+    mixtures = Mixtures(*map(how, one.mixtures, other.mixtures))
+    return Fit(mixtures, *map(how, one[1:], other[1:]))
+
+
+def _stacks(sizes: list[int], granted: list[int], z: Tensor, leave_out: list[int]) -> Iterator[list[int]]:
+    """Classes of similar size, to be fitted together: a call for many small ones costs little more than for one."""
+    dim = z.shape[1]
+    limit = STACK_CPU if z.device.type == "cpu" else STACK
+    order = sorted(set(range(len(sizes))) - set(leave_out), key=lambda c: (granted[c], sizes[c]))
+    stack: list[int] = []
+    for c in order:
+        alike = stack and granted[c] == granted[stack[0]] and sizes[c] <= 1.25 * sizes[stack[0]] + 16
+        largest = dim * max(sizes[c], granted[c] * dim)  # its rows, or its covariances
+        fits = (len(stack) + 1) * largest <= limit
+        if stack and not (alike and fits):
+            yield stack
+            stack = []
+        stack.append(c)
+    if stack:
+        yield stack
+
+
+def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Stack classes of different size: rows (B, n, d), and 1 where there is one (B, n)."""
+    if len(rows) == 1:
+        return rows[0][None], rows[0].new_ones(1, len(rows[0]))
+    x = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    size = torch.tensor([len(r) for r in rows], device=x.device)
+    return x, (torch.arange(x.shape[1], device=x.device) < size[:, None]).to(x.dtype)
+
+
+def _pooled(rows: list[Tensor], shrinkage: Shrinkage | None) -> Tensor:
+    """The covariance within classes, over all of them: (d, d), float64."""
+    total = torch.zeros(rows[0].shape[1], rows[0].shape[1], dtype=torch.float64, device=rows[0].device)
+    fourth = torch.zeros((), dtype=torch.float64, device=total.device)
+    count = sum(len(r) for r in rows)
+    for r in rows:
+        centred = r.double() - r.double().mean(0)
+        total += gram(centred[None])[0]
+        fourth += centred.square().sum(1).square().sum()
+    total /= count
+    if shrinkage is None:
+        return total
+    total = total[None, None]
+    target = find_target(total, total.new_full((1, 1), count), fourth[None, None], shrinkage)
+    return target.shrink(total)[0, 0]
+
+
+def _borrow(x: Tensor, pooled: Tensor, options: EMOptions) -> Fit:
+    """One Gaussian for a small class, its covariance averaged with the pooled one as if that were d samples more."""
+    n, dim = x.shape[1:]
+    mean = x.double().mean(1, keepdim=True)  # (1, 1, d)
+    cov = (gram(x.double() - mean) + dim * pooled) / (n + dim)
+    cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
+    if options.covariance in ("full", "tied"):
+        factor, good = precision_factor(cov)
+    else:
+        variance = cov.diagonal(dim1=-2, dim2=-1)  # (1, d)
+        variance = variance if options.covariance == "diag" else variance.mean(-1, keepdim=True)
+        factor, good = variance.rsqrt(), (variance > 0).all(1)
+    factor = factor.reshape(factor_shape(1, 1, dim, options.covariance))
+    mixtures = Mixtures(x.new_zeros(1, 1), mean.to(x.dtype), factor.to(x.dtype))
+    unused = torch.zeros(1, device=x.device)
+    return Fit(mixtures, unused.double(), unused.long(), torch.ones_like(good), good)
+
+
+class _Buffers:
+    """Parameters of all classes, filled stack by stack; components that a class does not have weigh nothing."""
+
+    def __init__(self, classes: int, components: int, dim: int, covariance: Covariance, like: Tensor) -> None:
+        self.tied = covariance == "tied"
+        self.mixtures = Mixtures(
+            like.new_full((classes, components), -torch.inf),
+            like.new_zeros(classes, components, dim),
+            # Ones, so that the logarithm of an unused factor is finite.
+            like.new_ones(factor_shape(classes, components, dim, covariance)),
+        )
+        self.converged = torch.zeros(classes, dtype=torch.bool, device=like.device)
+        self.sound = torch.zeros(classes, dtype=torch.bool, device=like.device)
+
+    def store(self, stack: list[int], fit: Fit) -> None:
+        index = torch.tensor(stack, device=self.sound.device)
+        log_weight, mean, factor = fit.mixtures
+        k = log_weight.shape[1]
+        self.mixtures.log_weight[index, :k] = log_weight
+        self.mixtures.mean[index, :k] = mean
+        if self.tied:
+            self.mixtures.factor[index] = factor
+        else:
+            self.mixtures.factor[index, :k] = factor
+        self.converged[index] = fit.converged
+        self.sound[index] = fit.sound

@@ -1,0 +1,155 @@
+"""A Gaussian mixture over (y, u) taken apart into p(y) and p(u | y)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..linalg import log_det, precision_factor
+from ._em import Mixtures, distances, factor_shape, whiten_means
+
+JointCovariance = Literal["full", "tied", "diag"]
+
+
+class Conditional(nn.Module):
+    r"""p(u | y) of a mixture over (y, u), for many points y at little more than the cost of one.
+
+    .. math:: p(u \mid y) = \sum_k \frac{w_k\, \mathcal N_k(y)}{\sum_j w_j\, \mathcal N_j(y)}\, \mathcal N_k(u \mid y)
+
+    With y first, the upper triangular W = [[A, V], [0, Z]] of a component's Σ⁻¹ = W Wᵀ is enough: A whitens y, and u
+    given y has the residual a + (y - μ_y) V, where a = (u - μ_u) Z. A decomposition Vᵀ = Q R splits it into a - a Q Qᵀ,
+    which does not depend on y, and a Q + (y - μ_y) Rᵀ, which is as short as y: m points cost m short squares.
+
+    Args:
+        covariance: the form of the mixture's factors.
+    """
+
+    y_scale: Tensor  # log w_k + log |A| - q/2 log 2π, (k,)
+    y_mean: Tensor  # (k, q)
+    y_factor: Tensor  # A, (k, q, q)
+    u_scale: Tensor  # log |Z| - r/2 log 2π, (k,)
+    across: Tensor  # U, the same distances as Z (I - Q Qᵀ): (k, r, r), (r, r) or (k, r)
+    across_bias: Tensor  # μ_u U, (k, r)
+    along: Tensor  # Z Q, (k, r, s)
+    along_bias: Tensor  # μ_u Z Q, (k, s)
+    slope: Tensor  # R, (k, s, q)
+    along_factor: Tensor  # of the precision of a Q when y is not given, (k, s, s)
+
+    def __init__(self, covariance: JointCovariance) -> None:
+        super().__init__()
+        self.covariance = covariance
+        for name in self._shapes(0, 0, 0, 0):
+            self.register_buffer(name, None)
+
+    def take_apart(self, mixtures: Mixtures, q: int, dtype: torch.dtype) -> Self:
+        """Fill the buffers, computed in float64, from a stack of one mixture whose first q dimensions are y."""
+        made = mixtures.log_weight[0].isfinite()
+        log_weight, mean = mixtures.log_weight[0, made].double(), mixtures.mean[0, made].double()
+        factor = mixtures.factor[0].double()
+        k, r = len(mean), mean.shape[1] - q
+        if self.covariance == "diag":
+            y_part, across = factor[made].split([q, r], dim=1)
+            y_factor, determinant = torch.diag_embed(y_part), across.log().sum(1)
+            along, slope, along_factor = mean.new_zeros(k, r, 0), mean.new_zeros(k, 0, q), mean.new_zeros(k, 0, 0)
+        else:
+            parts = [_part(w, q) for w in (factor[None] if self.covariance == "tied" else factor[made])]
+            y_factor, determinant, across, along, slope, along_factor = map(torch.stack, zip(*parts, strict=True))
+            across = across[0] if self.covariance == "tied" else across
+        y_mean, u_mean = mean.split([q, r], dim=1)
+        found = {
+            "y_scale": log_weight + log_det(y_factor) - 0.5 * q * math.log(2 * math.pi),
+            "y_mean": y_mean,
+            "y_factor": y_factor,
+            "u_scale": determinant - 0.5 * r * math.log(2 * math.pi),
+            "across": across,
+            "across_bias": whiten_means(u_mean[None], across[None], self.covariance)[0],
+            "along": along,
+            "along_bias": (u_mean[:, None] @ along)[:, 0],
+            "slope": slope,
+            "along_factor": along_factor,
+        }
+        for name, shape in self._shapes(k, q, r, slope.shape[1]).items():
+            setattr(self, name, found[name].to(dtype).expand(shape).contiguous())  # tied: one for all components
+        return self
+
+    def coordinates(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The two parts of u (n, r): ‖(u - μ_u) U‖² (n, k), and a Q (n, k, s)."""
+        across = distances(u[None], self.across[None], self.across_bias[None], self.covariance)[0]
+        return across, torch.einsum("nr,krs->nks", u, self.along) - self.along_bias
+
+    def log_prob(self, across: Tensor, along: Tensor, y: Tensor) -> Tensor:
+        """log p(u | y) from the coordinates of u, for y (m, q) or (n, m, q) in float64: (n, m)."""
+        prior = self.log_prior(y)
+        prior = (prior - prior.logsumexp(-1, keepdim=True)).to(across.dtype)
+        squares = across[:, None]
+        for j in range(along.shape[-1]):
+            move = self._project(y, self.slope[:, j]).to(across.dtype)
+            squares = squares + (along[:, None, :, j] + move).square()  # (n, m, k)
+        return _mix(prior + self.u_scale, squares)
+
+    def log_evidence(self, across: Tensor, along: Tensor) -> Tensor:
+        """log p(u), y integrated out, from the coordinates of u: (n,)."""
+        white = torch.einsum("nks,kst->nkt", along, self.along_factor)
+        log_weight = self.y_scale - log_det(self.y_factor) + 0.5 * self.y_mean.shape[1] * math.log(2 * math.pi)
+        return _mix(log_weight + self.u_scale + log_det(self.along_factor), across + white.square().sum(-1))
+
+    def log_prior(self, y: Tensor) -> Tensor:
+        """log w_k + log N_k(y) for y (..., q) in float64: (..., k)."""
+        squares = [self._project(y, self.y_factor[..., j]).square() for j in range(y.shape[-1])]
+        return self.y_scale.double() - 0.5 * sum(squares)
+
+    def _project(self, y: Tensor, direction: Tensor) -> Tensor:
+        """(y - μ_y) · v for y (..., q) in float64 and one vector v per component (k, q): (..., k)."""
+        direction = direction.double()
+        return y @ direction.mT - (self.y_mean.double() * direction).sum(-1)
+
+    def _shapes(self, k: int, q: int, r: int, s: int) -> dict[str, tuple[int, ...]]:
+        return {
+            "y_scale": (k,),
+            "y_mean": (k, q),
+            "y_factor": (k, q, q),
+            "u_scale": (k,),
+            "across": factor_shape(1, k, r, self.covariance)[1:],
+            "across_bias": (k, r),
+            "along": (k, r, s),
+            "along_bias": (k, s),
+            "slope": (k, s, q),
+            "along_factor": (k, s, s),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The shapes of the buffers."""
+        if self.slope is None:
+            return {"covariance": self.covariance, "shape": None, "dtype": None}
+        k, r, s = self.along.shape
+        dtype = str(self.slope.dtype).removeprefix("torch.")
+        return {"covariance": self.covariance, "shape": [k, self.slope.shape[2], r, s], "dtype": dtype}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """What `config` describes, with zeros where the fitted tensors go."""
+        made = cls(config["covariance"])
+        if config["shape"] is not None:
+            for name, shape in made._shapes(*config["shape"]).items():
+                setattr(made, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
+        return made
+
+
+def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
+    """A, log |Z|, U, Z Q, R and the factor for a Q, of one component's W (q + r, q + r)."""
+    a, v, z = w[:q, :q], w[:q, q:], w[q:, q:]
+    basis, slope = torch.linalg.qr(v.mT)  # (r, s), (s, q) with s = min(q, r)
+    along = z @ basis
+    # `distances` wants an upper triangular factor: Z (I - Q Qᵀ) = U times a rotation, which changes no distance.
+    upper = torch.linalg.qr((z - along @ basis.mT).flip(0).mT, mode="r")[1].mT.flip(0, 1)
+    spread = torch.linalg.solve_triangular(a.mT, slope, upper=False, left=False)  # of (y - μ_y) Rᵀ, as a root
+    eye = torch.eye(len(slope), dtype=w.dtype, device=w.device)
+    return a, log_det(z), upper, along, slope, precision_factor(eye + spread @ spread.mT)[0]
+
+
+def _mix(scale: Tensor, squares: Tensor) -> Tensor:
+    """logsumexp of scale - ½ squares over components, finite when squares overflow."""
+    return (scale - 0.5 * squares.clamp(max=torch.finfo(squares.dtype).max / 8)).logsumexp(-1)

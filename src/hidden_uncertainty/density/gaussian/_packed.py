@@ -1,0 +1,146 @@
+"""Mahalanobis distances to many Gaussians at once: what fitting and scoring spend most of their time in.
+
+A distance is ‖x W - b‖² with W upper triangular and b = μ W. One Gaussian after the other, each is a narrow product,
+and half of it multiplies zeros. Here the columns of W go in blocks, and a block of all Gaussians is one matrix,
+side by side, of only those rows that are not zero:
+
+    block 1   rows 1 … h₁      [ W₁ | W₂ | … | W_K ], columns 1 … h₁ of each
+    block 2   rows 1 … h₂      [ W₁ | W₂ | … | W_K ], columns h₁ … h₂ of each
+    …
+
+A block is then one wide product, the half that is zero is neither stored nor multiplied, and a single x reads all
+factors from memory once, in order. All blocks have one width (the first is filled up with zeros), so that their squares
+add up before they are summed. Measured in bench/.
+
+Gaussians that share a factor share the product x W too: the first one's bias is packed with it, and from there it is a
+shift to each of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+WIDTHS = (16, 32, 64)  # columns of each Gaussian in a block: multiples of 16, as others make the product a fifth slower
+COLUMNS = 128  # of a block's product at least, where the widest block reaches that: narrower ones are slow
+WIDEST = 2048  # columns of a product of many rows on a CPU at most: with more, too few rows stay in the cache
+ROWS = (64, 1024)  # of x at a time: at least, and at most for each thread of a CPU
+CHUNK = {"cpu": 400 << 10, "other": 1 << 26}  # elements of a product at a time; a CPU thread's stay in its cache
+
+
+def pack(factor: Tensor, bias: Tensor) -> Tensor:
+    """Pack the upper triangular factors W (B, K, d, d) and b = μ W (B, K, d) of B stacks of Gaussians.
+
+    Returns:
+        (B, rows, K, width): for each block a row of -b, then the rows of W.
+
+    Example:
+        >>> pack(torch.eye(3).expand(1, 2, 3, 3), torch.zeros(1, 2, 3)).shape
+        torch.Size([1, 4, 2, 3])
+    """
+    packed = factor.new_zeros(packed_shape(*bias.shape))
+    start = 0
+    for low, high in _blocks(bias.shape[2], packed.shape[3]):
+        columns = packed[:, start : start + 1 + high, :, low - high :]
+        columns[:, 0] = -bias[..., low:high]
+        columns[:, 1:] = factor[:, :, :high, low:high].transpose(1, 2)
+        start += 1 + high
+    return packed
+
+
+def packed_shape(stack: int, gaussians: int, dim: int) -> tuple[int, int, int, int]:
+    """The shape of what `pack` gives."""
+    width = next((width for width in WIDTHS if width * gaussians >= COLUMNS), WIDTHS[-1])
+    return stack, sum(1 + high for _, high in _blocks(dim, width)), gaussians, min(width, dim)
+
+
+def packed_squares(x: Tensor, packed: Tensor) -> Tensor:
+    """‖x W - b‖² of rows x (B, n, d) under the Gaussians of their own stack: (B, n, K)."""
+    stack, _, gaussians, width = packed.shape
+    if too_wide(x, gaussians * width):
+        return torch.cat([packed_squares(x, some) for some in packed.split(WIDEST // width, dim=2)], dim=-1)
+    matrix = packed.flatten(2)  # (B, rows, K width)
+    product: Callable[..., Tensor] = torch.baddbmm
+    if stack == 1:  # a plain product adds the bias without spreading it out first
+        x, matrix, product = x[0], matrix[0], torch.addmm
+    blocks = matrix.split([rows for _, high in _blocks(x.shape[-1], width) for rows in (1, high)], dim=-2)
+    squares = []
+    biases = [bias[0] if stack == 1 else bias for bias in blocks[::2]]  # a GPU adds a vector within the product
+    for part in _chunks(x, stack * gaussians * width):
+        total = None
+        for bias, block in zip(biases, blocks[1::2], strict=True):
+            white = product(bias, part[..., : block.shape[-2]], block)
+            total = white.square() if total is None else total.addcmul_(white, white)
+        assert total is not None
+        squares.append(total.unflatten(-1, (gaussians, width)).sum(-1))
+    result = squares[0] if len(squares) == 1 else torch.cat(squares, dim=-2)
+    return result if stack > 1 else result[None]
+
+
+def shifts(bias: Tensor, width: int) -> Tensor:
+    """From the first of k biases (C, k, d) that share a factor to the others, in blocks: (blocks, k - 1, C, width)."""
+    blocks = _blocks(bias.shape[2], width)
+    away = (bias[:, :1] - bias[:, 1:]).transpose(0, 1)
+    found = away.new_zeros(len(blocks), *away.shape[:2], width)
+    for block, (low, high) in zip(found, blocks, strict=True):
+        block[..., low - high :] = away[..., low:high]
+    return found
+
+
+def shared_squares(x: Tensor, packed: Tensor, shift: Tensor) -> Tensor:
+    """‖x W - b‖² of rows x (n, d) under C times k Gaussians, of which k share a factor: (n, C, k).
+
+    Args:
+        x: rows.
+        packed: of the first Gaussian of each factor, (rows, C, width).
+        shift: to the others, from `shifts`.
+    """
+    _, factors, width = packed.shape
+    if too_wide(x, factors * width):
+        some = WIDEST // width
+        parts = zip(packed.split(some, dim=1), shift.split(some, dim=2), strict=True)
+        return torch.cat([shared_squares(x, *part) for part in parts], dim=1)
+    blocks = split_blocks(packed.flatten(1), x.shape[1], width)
+    squares = []
+    for part in _chunks(x, factors * width * (1 + shift.shape[1])):
+        totals = [part.new_zeros(len(part), factors * width) for _ in range(1 + shift.shape[1])]
+        for (bias, block), moves in zip(blocks, shift.flatten(2), strict=True):
+            white = torch.addmm(bias, part[:, : len(block)], block)
+            totals[0].addcmul_(white, white)
+            for total, move in zip(totals[1:], moves, strict=True):
+                moved = white + move
+                total.addcmul_(moved, moved)
+        squares.append(torch.stack([total.unflatten(1, (factors, width)).sum(-1) for total in totals], dim=-1))
+    return squares[0] if len(squares) == 1 else torch.cat(squares)
+
+
+def split_blocks(matrix: Tensor, dim: int, width: int) -> list[tuple[Tensor, Tensor]]:
+    """The bias (columns,) and the rows of W of each block of a packed matrix (rows, columns)."""
+    parts = matrix.split([rows for _, high in _blocks(dim, width) for rows in (1, high)])
+    return [(bias[0], block) for bias, block in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def too_wide(x: Tensor, columns: int) -> bool:
+    """Whether a product has too many columns for a cache; a traced graph uses one product for all."""
+    on_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return on_cpu and columns > WIDEST and x.shape[-2] > ROWS[0]
+
+
+@cache
+def _blocks(dim: int, width: int) -> list[tuple[int, int]]:
+    """The columns of each block, from low to high; the first block has what is left over."""
+    return [(max(0, high - width), high) for high in range((dim - 1) % width + 1, dim + 1, width)]
+
+
+def _chunks(x: Tensor, columns: int) -> Sequence[Tensor]:
+    """Rows of x, few enough at a time for a product of so many columns; a traced graph takes all at once."""
+    least, most = ROWS
+    size = CHUNK["other"] // columns
+    if x.device.type == "cpu":
+        size = torch.get_num_threads() * min(most, CHUNK["cpu"] // columns // least * least)
+    if torch.compiler.is_compiling() or x.shape[-2] <= size:
+        return (x,)
+    return x.split(max(least, size), dim=-2)

@@ -1,0 +1,236 @@
+"""A Gaussian mixture over predictions and activations together: the density in closed form for regression."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from ...notes import note, warn
+from ...precision import full_precision
+from ..base import Density
+from ..checks import as_vectors, check_counts, check_covariance, check_dtype, check_numbers
+from ..directions import Directions, draw_holdout
+from ..linalg import Shrinkage
+from ._classes import ClassFit, fit_classes
+from ._conditional import Conditional, JointCovariance
+from ._em import EMOptions, Mixtures, component_log_prob
+
+CHUNK = 1 << 22  # elements of an intermediate at most
+ON_GPU = 8  # times as many, which small pieces would leave idle
+FAR = 1e15  # deviations of ŷ at which it saturates, so that squares fit float32
+OPTIONS = (
+    "components",
+    "covariance",
+    "noise",
+    "shrinkage",
+    "tol",
+    "max_iter",
+    "restarts",
+    "min_samples",
+    "dtype",
+    "seed",
+)
+
+
+class JointMixture(Density):
+    r"""One Gaussian mixture over (ŷ, z), for predictions that are numbers or vectors; nothing is trained by gradient.
+
+    .. math:: p(z \mid y) = \sum_k \frac{w_k\, \mathcal N_k(y)}{\sum_j w_j\, \mathcal N_j(y)}\, \mathcal N_k(z \mid y)
+
+    The mixture is fitted to standardised predictions and to whitened coordinates of z, in the directions in which z
+    varies at all; what lies off those gets a Gaussian of its own, so that a dead unit that wakes up is surprising.
+
+    ŷ is a function of z, at the penultimate layer an affine one, so the true joint density is singular and p(ŷ|z) has
+    only the width that `noise` gives it, there up to 1.4 times `noise` deviations of ŷ, and more where covariances are
+    shrunk. Read it as the resolution at which the density looks.
+
+    `components` and `shrinkage` were chosen by the likelihood of fresh samples, on the last layers of small networks
+    that were trained on drawn data. Shrinkage fattens thin manifolds, and is needed where there are few samples for
+    their dimensions: so `"auto"` tries both.
+
+    Args:
+        components: Gaussians; fewer where there are not `min_samples` samples for each, with a warning.
+        covariance: `"full"`, `"tied"` (one for all components) or `"diag"` (ŷ and z independent within a component).
+        noise: deviation of the Gaussian blur given to predictions and coordinates, as a share of their own.
+        shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
+            `"auto"` fits with Ledoit-Wolf and with None, takes what makes a holdout of a tenth of the rows likelier,
+            and fits to all; `"diag"` needs none.
+        tol: EM stops when the mean log-likelihood changes by less.
+        max_iter: EM steps at most.
+        restarts: starts tried; the likeliest result is kept.
+        min_samples: samples that there must be for each component.
+        dtype: `"float32"` or `"float64"`; None follows the features.
+        seed: decides the starts, and which rows check the scales of the coordinates.
+
+    Example:
+        >>> z = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
+        >>> y = z[:, 0] + z[:, 1].square()
+        >>> density = JointMixture(components=5).fit(z, y)                      # z (n, d), y (n,) or (n, q)
+        >>> density.log_prob(z, support=torch.linspace(-2, 4, 50)).shape        # one column per support point
+        torch.Size([600, 50])
+    """
+
+    y_center: Tensor  # (q,)
+    y_deviation: Tensor  # (q,)
+
+    def __init__(
+        self,
+        components: int = 10,
+        *,
+        covariance: JointCovariance = "full",
+        noise: float = 0.05,
+        shrinkage: Shrinkage | Literal["auto"] | None = "auto",
+        tol: float = 1e-3,
+        max_iter: int = 100,
+        restarts: int = 1,
+        min_samples: int = 10,
+        dtype: Literal["float32", "float64"] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_covariance(covariance, get_args(JointCovariance), shrinkage)
+        check_dtype(dtype)
+        if not noise > 0:
+            raise ValueError(f"noise must be above zero, not {noise}: ŷ is a function of z.")
+        self.components, self.covariance, self.noise, self.shrinkage = components, covariance, noise, shrinkage
+        self.tol, self.max_iter, self.restarts, self.min_samples = tol, max_iter, restarts, min_samples
+        self.dtype, self.seed = dtype, seed
+        self.directions, self.conditional = Directions(), Conditional(covariance)
+        self.register_buffer("y_center", None)
+        self.register_buffer("y_deviation", None)
+
+    def _fit(self, z: Tensor, y: Tensor) -> Self:
+        z, y = check_numbers(z, y, self.dtype)
+        holdout = draw_holdout(len(z), 0.1, self.seed, z.device)
+        directions = Directions().fit(z, holdout=holdout)
+        center, deviation = y.mean(0).to(z.dtype), y.std(0).to(z.dtype)
+        x = torch.cat([((y - center) / deviation).to(z.dtype), directions(z)[0]], dim=1)  # (n, q + r)
+        with full_precision(z.device):
+            fit = self._fit_mixture(x, self._choose_shrinkage(x, holdout))
+        self.conditional = Conditional(self.covariance).take_apart(fit.mixtures, y.shape[1], z.dtype)
+        self.directions, self.y_center, self.y_deviation = directions, center, deviation
+        dropped = directions.describe()
+        if dropped is not None:
+            note(dropped)
+        self._warn(len(z), fit)
+        return self
+
+    def _choose_shrinkage(self, x: Tensor, holdout: Tensor) -> Shrinkage | None:
+        if self.shrinkage != "auto":
+            return self.shrinkage
+        if self.covariance == "diag":
+            return None
+
+        def likelihood(shrinkage: Shrinkage | None) -> float:
+            log_weight, mean, factor = self._fit_mixture(x[~holdout], shrinkage).mixtures
+            mixtures = Mixtures(log_weight, mean.to(x.dtype), factor)
+            return float(component_log_prob(x[None, holdout], mixtures, self.covariance).logsumexp(-1).mean())
+
+        return "ledoit-wolf" if likelihood("ledoit-wolf") > likelihood(None) else None
+
+    def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
+        try:
+            return fit_classes(
+                x,
+                torch.zeros(len(x), dtype=torch.long, device=x.device),
+                self.components,
+                EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter),
+                restarts=self.restarts,
+                min_samples=self.min_samples,
+                seed=self.seed,
+            )
+        except ValueError as error:
+            raise ValueError(
+                "the covariance of predictions and activations is singular to working precision even with "
+                f"noise={self.noise:g}: raise noise."
+            ) from error
+
+    def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
+        """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
+
+        Args:
+            z: activations.
+            support: predictions (m,) where they are numbers, (m, q), or (n, m, q) with separate points for every row.
+        """
+        self._check_fitted()
+        self._check_width(z)
+        y = self._standardise(support, len(z))
+        chunk = CHUNK * (ON_GPU if z.is_cuda else 1)
+        points = max(1, chunk // len(self.conditional.y_scale))
+        rows = max(1, min(points // max(1, y.shape[-2]), chunk // self.directions.dim))
+        with full_precision(z.device):
+            parts = []
+            for i, part in enumerate(z.split(rows)):
+                u, rest = self.directions(part)
+                across, along = self.conditional.coordinates(u)
+                own = y[i * rows : (i + 1) * rows] if y.dim() == 3 else y
+                given = [self.conditional.log_prob(across, along, few) for few in own.split(points, dim=-2)]
+                parts.append(rest[:, None] + torch.cat(given, dim=1))
+            return torch.cat(parts)
+
+    def log_evidence(self, z: Tensor) -> Tensor:
+        r"""log p(z) for z (n, d) under the mixture itself, :math:`\sum_k w_k\, \mathcal N_k(z)`: (n,)."""
+        self._check_fitted()
+        self._check_width(z)
+        with full_precision(z.device):
+            u, rest = self.directions(z)
+            return rest + self.conditional.log_evidence(*self.conditional.coordinates(u))
+
+    def marginal_log_prob(self, y: Tensor) -> Tensor:
+        r"""log p(y) for y (n,) or (n, q) under the mixture itself, :math:`\sum_k w_k\, \mathcal N_k(y)`: (n,)."""
+        self._check_fitted()
+        with full_precision(y.device):
+            prior = self.conditional.log_prior(self._standardise(y, len(y)))
+        return (prior.logsumexp(-1) - self.y_deviation.double().log().sum()).to(self.y_center.dtype)
+
+    def _standardise(self, support: Tensor, n: int) -> Tensor:
+        """Support points as (m, q) or (n, m, q), in float64."""
+        y = as_vectors(support, len(self.y_center), n)
+        return ((y.double() - self.y_center.double()) / self.y_deviation.double()).clamp(-FAR, FAR)
+
+    def _check_fitted(self) -> None:
+        if self.y_center is None:
+            raise RuntimeError("this JointMixture is not fitted: call fit(z, y) first.")
+
+    def _check_width(self, z: Tensor) -> None:
+        if z.dim() != 2 or z.shape[1] != self.directions.dim:
+            raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
+
+    def _warn(self, n: int, fit: ClassFit) -> None:
+        made = len(self.conditional.y_scale)
+        if made < self.components and fit.fallbacks:  # not where few values repeat
+            warn(
+                f"{n} samples are too few for {self.components} components of {self.min_samples} each: fitted {made}. "
+                "More data, or fewer components, would help."
+            )
+        if not bool(fit.converged.all()):
+            warn(
+                f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
+                "components."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The arguments, and the shapes of what was fitted."""
+        fitted = None
+        if self.y_center is not None:
+            fitted = {"directions": self.directions.config(), "conditional": self.conditional.config()}
+        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The mixture that `config` describes, with zeros where the fitted tensors go."""
+        fitted = config["fitted"]
+        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
+        if fitted is not None:
+            density.directions = Directions.from_config(fitted["directions"])
+            density.conditional = Conditional.from_config(fitted["conditional"])
+            density.y_center = torch.zeros_like(density.conditional.y_mean[0])
+            density.y_deviation = torch.zeros_like(density.y_center)
+        return density
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the density."""
+        return f"components={self.components}, covariance={self.covariance!r}, noise={self.noise}"

@@ -1,0 +1,286 @@
+"""One Gaussian mixture per class: the density that the paper uses for classification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from ...extract import Lattice
+from ...notes import warn
+from ...precision import full_precision, saturate
+from ..base import Density
+from ..checks import check_classes, check_counts, check_covariance, check_dtype
+from ..linalg import Shrinkage
+from ._classes import ClassFit, fit_classes
+from ._em import MANY, Covariance, EMOptions, distances, factor_shape, log_scale, whiten_means
+from ._lattice import Squares, between, place_squares
+from ._packed import pack, packed_squares, shared_squares, shifts
+
+OPTIONS = (
+    "components",
+    "covariance",
+    "shrinkage",
+    "ridge",
+    "tol",
+    "max_iter",
+    "restarts",
+    "min_samples",
+    "dtype",
+    "seed",
+)
+CHUNK = 1 << 26  # elements of factors held in float64 at a time
+FEW = 4  # rows up to which one product of whole factors takes less time than several of packed ones
+WHOLE = 1 << 20  # elements of these factors at most: larger ones take longer to read than the packed half
+BUFFERS = ("classes", "center", "log_weight", "mean", "factor", "log_scale", "bias")
+
+
+class GaussianMixture(Density):
+    r"""One Gaussian mixture per class, fitted by expectation-maximisation.
+
+    .. math:: p(z \mid y) = \sum_k w_{yk}\, \mathcal N(z \mid \mu_{yk}, \Sigma_{yk})
+
+    `tol` and `max_iter` mean what they mean in scikit-learn's class of this name and have its defaults, and so do
+    `ridge` (there `reg_covar`) and `restarts` (`n_init`). The paper's setting is
+    `GaussianMixture(components=5, shrinkage=None)`.
+
+    A class with fewer than `min_samples` samples per component gets fewer components. One with fewer than `min_samples`
+    in all gets a single Gaussian, its covariance shrunk towards the covariance pooled over all classes as if d samples
+    came with that. A warning names these classes.
+
+    Args:
+        components: Gaussians per class.
+        covariance: `"full"`, `"tied"` (one per class, shared by its components), `"diag"` or `"spherical"`.
+        shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
+            `"auto"` is Ledoit-Wolf for full and tied covariances, and None for the others.
+        ridge: added to the diagonal of every covariance.
+        tol: EM stops when the mean log-likelihood of a class changes by less.
+        max_iter: EM steps at most.
+        restarts: starts tried for each class; the likeliest result is kept.
+        min_samples: samples that a class must have for each component it starts with.
+        dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too close
+            to singular for float32 is fitted in float64 anyway, and stored in `dtype`.
+        seed: decides the starts.
+
+    Example:
+        >>> y = torch.arange(600) % 3
+        >>> z = torch.randn(600, 4, generator=torch.Generator().manual_seed(0)) + 5 * y[:, None]
+        >>> density = GaussianMixture(components=2).fit(z, y)       # z (n, d), y (n,)
+        >>> density.log_prob(z, support=density.classes).shape      # one column per support point, here a class
+        torch.Size([600, 3])
+    """
+
+    classes: Tensor  # (C,)
+    center: Tensor  # subtracted from z before products, which keeps their digits (d,)
+    log_weight: Tensor  # (C, k), -inf where a class has fewer components
+    mean: Tensor  # (C, k, d)
+    factor: Tensor  # W with Σ⁻¹ = W Wᵀ: (C, k, d, d), (C, d, d), (C, k, d) or (C, k)
+    log_scale: Tensor  # (C, k)
+    bias: Tensor  # (μ - center) W, (C, k, d)
+    packed: Tensor | None  # factors and biases as `log_prob` reads them: (1, rows, C, k or 1, width); not saved
+    shift: Tensor | None  # from a class's first bias to the others that share its factor, in blocks; not saved
+    spread: Tensor | None  # the largest norm of a class's factors and biases; not saved
+    wide: Tensor | None  # the factors of a small mixture side by side, for few rows: (d, C k d) or (d, C d); not saved
+
+    def __init__(
+        self,
+        components: int = 5,
+        *,
+        covariance: Covariance = "full",
+        shrinkage: Shrinkage | Literal["auto"] | None = "auto",
+        ridge: float = 1e-6,
+        tol: float = 1e-3,
+        max_iter: int = 100,
+        restarts: int = 1,
+        min_samples: int = 10,
+        dtype: Literal["float32", "float64"] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_covariance(covariance, get_args(Covariance), shrinkage)
+        check_dtype(dtype)
+        if not ridge >= 0:
+            raise ValueError(f"ridge must be zero or more, not {ridge}.")
+        self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
+        self.ridge, self.tol, self.max_iter, self.restarts = ridge, tol, max_iter, restarts
+        self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
+        for name in BUFFERS:
+            self.register_buffer(name, None)
+        for name in ("packed", "shift", "spread", "wide"):
+            self.register_buffer(name, None, persistent=False)
+
+    def _fit(self, z: Tensor, y: Tensor) -> Self:
+        z, y = check_classes(z, y, self.dtype)
+        shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
+        if self.shrinkage == "auto" and self.covariance in ("full", "tied"):
+            shrinkage = "ledoit-wolf"
+        with full_precision(z.device):
+            fit = fit_classes(
+                z,
+                y,
+                self.components,
+                EMOptions(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter),
+                restarts=self.restarts,
+                min_samples=self.min_samples,
+                seed=self.seed,
+            )
+        log_weight, mean, factor = fit.mixtures
+        self.classes, self.center, self.log_weight, self.factor = fit.classes, fit.center, log_weight, factor
+        self.log_scale = log_scale(fit.mixtures, self.covariance)
+        self.bias = self._bias(mean - fit.center.double(), factor)
+        self.mean = mean.to(z.dtype)
+        self._pack()
+        self._warn(fit)
+        return self
+
+    def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
+        """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
+        self._check(z, "n")
+        x = saturate(z, self.mean.dtype) - self.center
+        rows = self._rows(support)
+        with full_precision(x.device):
+            squares = self._squares(x, rows).clamp(max=torch.finfo(x.dtype).max / 8)  # (n, m, k)
+        scale = self.log_scale if rows is None else self.log_scale[rows]
+        return torch.sub(scale, squares, alpha=0.5).logsumexp(-1)
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether covariances are full or tied, and the device has float64 to interpolate their squares in."""
+        return self.packed is not None and self.packed.dtype.itemsize >= 4 and self.packed.device.type != "mps"
+
+    def log_prob_between(self, lattice: Lattice, support: Tensor) -> Iterator[Tensor]:
+        """log p(z | y) at all pixels of a lattice, image by image and row by row, some at a time: (pixels, m).
+
+        Up to rounding (see `_lattice`), what `log_prob` gives for bilinearly interpolated vectors. Places whose squares
+        would nearly overflow are pulled back along their rays, so that scores are finite there too.
+        """
+        self._check(lattice.places, "n, h, w")
+        rows = self._rows(support)
+        packed, shift = self._packed(rows)
+        scale = (self.log_scale if rows is None else self.log_scale[rows]).mT  # (k, m)
+        assert self.spread is not None
+        farthest = torch.finfo(packed.dtype).max ** 0.5 / 16 / lattice.places.shape[-1] ** 0.5 / self.spread
+        squares = partial(self._place_squares, packed, shift, farthest)
+        for found in between(lattice, squares, scale.numel()):
+            log_probs = torch.sub(scale, found.to(scale.dtype), alpha=0.5)  # (pixels, k, m)
+            best = log_probs.amax(1)
+            if len(scale) > 1:
+                # A CPU takes ten times as long for exponentials that underflow, and e⁻⁸⁰ is nothing beside 1.
+                best += (log_probs - best[:, None]).clamp_(min=-80).exp_().sum(1).log_()
+            yield best
+
+    def _place_squares(self, packed: Tensor, shift: Tensor | None, farthest: Tensor, z: Tensor) -> Squares:
+        x = saturate(z, packed.dtype) - self.center
+        x = x * (farthest / x.abs().amax(-1, keepdim=True)).clamp(max=1)
+        with full_precision(x.device):
+            return place_squares(x, packed, shift)
+
+    def _check(self, z: Tensor, shape: str) -> None:
+        if self.mean is None:
+            raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
+        dim = self.mean.shape[-1]
+        if z.dim() != 2 + shape.count(",") or z.shape[-1] != dim:
+            raise ValueError(f"expected z of shape ({shape}, {dim}), as fitted, not {tuple(z.shape)}.")
+
+    def _packed(self, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Packed factors of some classes, (rows, m, k or 1, width), and the shifts, where Gaussians share factors."""
+        assert self.packed is not None
+        if rows is None:
+            return self.packed[0], self.shift
+        return self.packed[0][:, rows], None if self.shift is None else self.shift[:, :, rows]
+
+    def _squares(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Squared Mahalanobis distances of x (n, d) to the components of some classes: (n, m, k)."""
+        if self.wide is not None and rows is None and not torch.compiler.is_compiling() and 0 < len(x) <= FEW:
+            white = (x @ self.wide).view(len(x), len(self.bias), -1, x.shape[1])
+            return (white - self.bias).square().sum(-1)
+        if self.packed is not None:
+            packed, shift = self._packed(rows)
+            if shift is not None:
+                return shared_squares(x, packed[:, :, 0], shift)
+            return packed_squares(x[None], packed.flatten(1, 2)[None])[0].unflatten(1, packed.shape[1:3])
+        factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
+        return distances(x[None], factor, bias, self.covariance).transpose(0, 1)
+
+    def _bias(self, mean: Tensor, factor: Tensor) -> Tensor:
+        """Centred means (C, k, d) times their factors in float64, in parts: a thousand classes take 34 GB."""
+        some = max(1, CHUNK // factor[0].numel())
+        parts = zip(mean.split(some), factor.split(some), strict=True)
+        return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
+
+    def _pack(self) -> None:
+        self.packed = self.shift = self.spread = self.wide = None
+        shared = self.covariance == "tied"
+        if self.factor is None or not (shared or self.covariance == "full") or (shared and self.components >= MANY):
+            return
+        if self.factor.numel() <= WHOLE:
+            self.wide = self.factor.flatten(0, -3).transpose(0, 1).flatten(1)
+        bias = self.bias[:, :1] if shared else self.bias
+        packed = pack(self.factor.view(1, -1, *self.factor.shape[-2:]), bias.flatten(0, 1)[None])
+        self.packed = packed.unflatten(2, bias.shape[:2])
+        if shared and self.bias.shape[1] > 1:
+            self.shift = shifts(self.bias, packed.shape[3])
+        # Class by class, as copies in float64 go: squares of float32 might overflow.
+        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.packed.unbind(2)]
+        self.spread = torch.stack(norms).max().to(packed.dtype)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._pack()
+
+    def _rows(self, support: Tensor) -> Tensor | None:
+        """Which classes a support names; None for all, in their order."""
+        if support is self.classes or torch.equal(support, self.classes):
+            return None
+        match = support[:, None] == self.classes
+        if not bool(match.any(1).all()):
+            missing = support[~match.any(1)].tolist()
+            raise ValueError(f"no density was fitted for class {missing}; fitted: {self.classes.tolist()}.")
+        return match.long().argmax(1)
+
+    def _warn(self, fit: ClassFit) -> None:
+        if fit.fallbacks:
+            shown, rest = fit.fallbacks[:5], len(fit.fallbacks) - 5
+            text = "; ".join(shown) + (f"; and {rest} more classes" if rest > 0 else "")
+            warn(f"{text}. More data, or fewer components, would help.")
+        late = int((~fit.converged).sum())
+        if late:
+            warn(
+                f"{late} of {len(fit.converged)} classes did not converge in max_iter={self.max_iter} steps: "
+                "raise max_iter or tol, or use fewer components."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The arguments, and the shapes of what was fitted."""
+        fitted = None
+        if self.mean is not None:
+            classes, components, dim = self.mean.shape
+            dtype = str(self.mean.dtype).removeprefix("torch.")
+            fitted = {"classes": classes, "components": components, "dim": dim, "dtype": dtype}
+        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The mixture that `config` describes, with zeros where the fitted tensors go."""
+        fitted = config["fitted"]
+        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
+        if fitted is not None:
+            classes, k, dim = fitted["classes"], fitted["components"], fitted["dim"]
+            dtype = getattr(torch, fitted["dtype"])
+            density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
+            density.center = torch.zeros(dim, dtype=dtype, device="cpu")
+            for name in ("log_weight", "log_scale"):  # a tensor each: loading fills them in place
+                setattr(density, name, torch.zeros(classes, k, dtype=dtype, device="cpu"))
+            for name in ("mean", "bias"):
+                setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype, device="cpu"))
+            density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype, device="cpu")
+            density._pack()
+        return density
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the density."""
+        return f"components={self.components}, covariance={self.covariance!r}, shrinkage={self.shrinkage!r}"

@@ -1,0 +1,116 @@
+"""Covariances and their factors.
+
+A precision matrix is kept as Σ⁻¹ = W Wᵀ with W upper triangular, so that a Mahalanobis distance is ‖(x - μ) W‖².
+Only Cholesky and triangular solves are used: other batched factorisations are wrong in some CPU builds of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Shrinkage = Literal["ledoit-wolf", "oas"]
+BLOCK = 64  # columns per block: narrower ones lose more in the matrix product than the skipped half saves (bench/)
+LEAF = 64  # dimensions of a covariance that is factorised as a whole
+CHUNK = 1 << 21  # elements of an intermediate, small enough to stay in the cache
+
+
+def gram(x: Tensor) -> Tensor:
+    """XᵀX for a stack x (B, n, d), of which only the lower blocks are computed on a CPU: (B, d, d)."""
+    if x.is_cuda:  # one large product beats several small ones
+        return torch.bmm(x.mT, x)
+    dim = x.shape[-1]
+    out = x.new_empty(x.shape[0], dim, dim)
+    for low, high in _blocks(dim):
+        block = torch.bmm(x[:, :, low:high].mT, x[:, :, :high])
+        out[:, low:high, :high] = block
+        out[:, :low, low:high] = block[:, :, :low].mT
+    return out
+
+
+def precision_factor(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """W, upper triangular with W Wᵀ = Σ⁻¹, for covariances (..., d, d), in float64, and which of them had one.
+
+    A covariance that has no factor gives the factor of its diagonal instead: finite, and marked False.
+    """
+    covariance = covariance.double()
+    factor = covariance.new_zeros(covariance.shape)
+    _fill_factor(covariance, factor)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    good = ((pivots > 0) & pivots.isfinite()).all(-1)
+    if not bool(good.all()):
+        diagonal = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float64).tiny)
+        factor = torch.where(good[..., None, None], factor, torch.diag_embed(diagonal.rsqrt()))
+    return factor, good
+
+
+def log_det(factor: Tensor) -> Tensor:
+    """log |W| of triangular factors (..., d, d)."""
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+class Target(NamedTuple):
+    """(1 - ρ) S_k + ρ μ I: one intensity and one scale for all components of a mixture."""
+
+    intensity: Tensor  # ρ, (B,)
+    scale: Tensor  # μ, (B,)
+
+    def shrink(self, covariance: Tensor) -> Tensor:
+        """Shrink covariances (B, k, d, d)."""
+        shrunk = (1 - self.intensity[:, None, None, None]) * covariance
+        shrunk.diagonal(dim1=-2, dim2=-1).add_((self.intensity * self.scale)[:, None, None])
+        return shrunk
+
+
+def find_target(covariance: Tensor, count: Tensor, fourth: Tensor, how: Shrinkage) -> Target:
+    """How far to shrink, after Ledoit & Wolf (2004) or, oracle-approximating, Chen et al. (2010).
+
+    Each intensity is a ratio, here of averages over a mixture's components weighted by their samples; for one component
+    it is scikit-learn's. One intensity per component would be unstable in EM: the smallest component is shrunk most,
+    loses samples to the others, and dies.
+
+    Args:
+        covariance: S_k, (B, k, d, d).
+        count: effective number of samples behind each, (B, k).
+        fourth: weighted sum of ‖x - μ‖⁴, which the Ledoit-Wolf intensity needs, (B, k).
+        how: whose intensity.
+    """
+    dim = covariance.shape[-1]
+    weight = count / count.sum(-1, keepdim=True)
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)  # (B, k)
+    scale = (weight * trace).sum(-1) / dim  # μ, (B,)
+    square = covariance.square().sum((-2, -1))  # ‖S‖², (B, k)
+    distance = square - 2 * scale[:, None] * trace + dim * scale[:, None].square()  # ‖S - μ I‖²
+    measured = (fourth / count - square) / count  # how far S itself scatters around the truth
+    spread = measured if how == "ledoit-wolf" else (square + trace.square()) / (count + 1)
+    rho = (weight * spread).sum(-1) / (weight * distance).sum(-1)
+    return Target(torch.nan_to_num(rho, nan=1.0, posinf=1.0).clamp(0, 1), scale)  # 0/0: S is μ I already
+
+
+def _blocks(dim: int) -> Iterator[tuple[int, int]]:
+    width = BLOCK * max(1, -(-dim // (8 * BLOCK)))  # at most 8 blocks
+    return pairwise([*range(0, max(1, dim - BLOCK // 2), width), dim])
+
+
+def _fill_factor(covariance: Tensor, factor: Tensor) -> None:
+    """Write W into `factor`, by halves: nearly all of it is matrix products, which are several times faster.
+
+    With Σ = [[P, Rᵀ], [R, Q]], P⁻¹ = U Uᵀ, B = R U and (Q - B Bᵀ)⁻¹ = V Vᵀ, it is W = [[U, -U Bᵀ V], [0, V]].
+    """
+    dim = covariance.shape[-1]
+    if dim <= LEAF:
+        lower, info = torch.linalg.cholesky_ex(covariance)
+        eye = torch.eye(dim, dtype=covariance.dtype, device=covariance.device).expand_as(lower)
+        lower = torch.where((info == 0)[..., None, None], lower, torch.nan)
+        factor.copy_(torch.linalg.solve_triangular(lower.mT, eye, upper=True))
+        return
+    half = dim // 2
+    u, v = factor[..., :half, :half], factor[..., half:, half:]
+    _fill_factor(covariance[..., :half, :half], u)
+    b = covariance[..., half:, :half] @ u
+    _fill_factor(covariance[..., half:, half:] - b @ b.mT, v)
+    factor[..., :half, half:] = u @ (b.mT @ v).neg_()

@@ -1,0 +1,395 @@
+"""`Detector`: one estimator for all methods. It reads a network, fits terms, calibrates, scores, saves and loads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from . import io
+from .abilities import require
+from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen
+from .model.batches import Adapter, Batch
+from .model.capture import device_of
+from .model.identity import check_same, describe, weights
+from .model.tasks import Condition, Task, TaskName, as_task, from_config
+from .notes import warn
+from .progress import bars
+from .reduce import Reduction
+from .scoring.head import Calibrated, Fitted, FittedTerm, Head, fit_terms
+from .scoring.legacy import convert
+from .scoring.terms import Combination, Combine, Term, check_combine
+from .uncertainty import Uncertainty
+
+
+class Detector:
+    """Scores inputs of a trained network by terms that read its layers or outputs.
+
+    `LatentDensity` and all of `hidden_uncertainty.baselines` are detectors. The model is referenced, not owned: it is
+    never changed, moved or saved.
+
+    Args:
+        model: any trained `nn.Module`.
+        terms: what is read, and by which methods it is scored.
+        combine: how the terms' epistemic scores become one: `"last"` takes the last term's; `"mean"` averages them,
+            each standardised by its mean and deviation on training data; a mapping from names to weights takes the
+            weighted sum of the scores as they are. What is not combined, such as the aleatoric score, is that of the
+            last term that counts. Each term's own scores are in `u.layers`.
+        condition: fit given the network's predictions, as in the paper, or given the labels.
+        task: what the network predicts, `"classification"`, `"regression"`, or a task that says more; None infers it
+            where the outputs leave no doubt, and logs it.
+        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
+        pixels: for networks that predict a class or a number for every pixel: how these are drawn, scored and
+            calibrated. Every score is then a map (n, H, W).
+        unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
+        seed: of random projections, and of which pixels are drawn.
+        progress: show progress bars; None shows them on a terminal.
+        reader: replaces the reading of layers and outputs, for methods that run networks in their own way.
+
+    Example:
+        >>> from hidden_uncertainty.scoring.bayes import DensityMethod
+        >>> model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+        >>> detector = Detector(model, [Term(DensityMethod(), "0")], task="classification").fit(x.split(100))
+        >>> detector(x[:5]).epistemic.shape
+        torch.Size([5])
+    """
+
+    kinds: ClassVar[dict[str, type[Detector]]] = {}  # every detector by its name, for files
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Detector.kinds[cls.__name__] = cls
+
+    def __init__(
+        self,
+        model: nn.Module,
+        terms: Sequence[Term],
+        *,
+        combine: Combine | str = "last",
+        condition: Condition = "prediction",
+        task: TaskName | Task | None = None,
+        output: int | str | None = None,
+        pixels: Pixels | None = None,
+        unpack: Adapter | None = None,
+        seed: int = 0,
+        progress: bool | None = None,
+        reader: Reader | None = None,
+    ) -> None:
+        self.terms = {term.name: term for term in terms}
+        if not terms or len(self.terms) != len(terms):
+            raise ValueError(f"give at least one term, each with a name of its own; got {[one.name for one in terms]}.")
+        if condition not in ("prediction", "label"):
+            raise ValueError(f"condition must be 'prediction' or 'label', not {condition!r}.")
+        if pixels is not None:
+            if not isinstance(pixels, Pixels):
+                raise TypeError(f"pixels must be Pixels(...) or None, not {pixels!r}.")
+            require(self, "pixels")
+        self.combine = check_combine(combine, list(self.terms))
+        self.condition, self.pixels, self.seed, self.progress = condition, pixels, seed, progress
+        self._combination = Combination(self.combine, self.layers)
+        self._fits = self._combination.learns or any(term.method.fits for term in terms)
+        if reader is None:
+            sources = {name: term.source for name, term in self.terms.items()}
+            options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack, "seed": seed}
+            if pixels is not None:
+                options |= {"pixels": pixels, "condition": condition, "grid_of": self._combination.leading}
+            reader = (Extractor if pixels is None else PixelExtractor)(model, sources, **options)
+        self.reader = reader
+        self._reductions: Mapping[str, Reduction] | None = None
+        self._state = None if self._fits else self._unfitted()
+
+    @property
+    def model(self) -> nn.Module:
+        """The network, as it was given."""
+        return self.reader.model
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the terms: those of the layers, `"outputs"` for the network's own."""
+        return list(self.terms)
+
+    @property
+    def task(self) -> Task | None:
+        """What the network predicts; None until it is known."""
+        return self.reader.task
+
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score."""
+        return next(iter(self.terms.values())).method.unit
+
+    @property
+    def head(self) -> Head | None:
+        """What was fitted, as a module; None before that."""
+        return None if self._state is None else self._state.head
+
+    @property
+    def calibrated(self) -> Calibrated | None:
+        """What kind of data p-values and thresholds come from."""
+        return None if self._state is None else self._state.calibrated
+
+    def fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+    ) -> Self:
+        """Fit to the activations on training data.
+
+        Args:
+            loader: the training data, as `x`, `(x, y)` or dicts; labels are needed for `condition="label"` only, and
+                to tell which pixels to ignore. It is read once, and once or twice more when a layer is wider than its
+                `max_dim`; for pixels it is read once, and once more for a holdout. Methods that look at outputs alone
+                have nothing to fit and do not read it.
+            calibration: data that the network was not trained on, for p-values and thresholds with a guarantee.
+            holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
+                and may find them more familiar than new data; alarms may then come far more often than asked for.
+        """
+        if calibration is not None and holdout is not None:
+            raise ValueError("pass calibration or holdout, not both.")
+        if holdout is not None and not 0 < holdout < 1:
+            raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
+        with bars(self.progress), self.reader.tentative():
+            fitted, unseen = self._fit(loader, holdout)
+            if calibration is not None:
+                fitted = self._calibrate(fitted, self._readings(calibration, fitted), "unseen")
+            elif unseen is not None:
+                fitted = self._calibrate(fitted, unseen.readings(), "holdout")
+        self._keep(fitted)
+        if holdout is not None:
+            warn(
+                "calibrated on a part of the training data, which the network has seen: p-values and thresholds come "
+                "without their guarantee. Pass calibration= with unseen data for it."
+            )
+        return self
+
+    def extract(self, loader: Iterable[Any]) -> Features:
+        """Run the network over a loader and keep its reduced activations, to fit or score methods without it.
+
+        For pixels, these are rows drawn as for a fit. Layers are reduced as fitted; if nothing is fitted yet,
+        reductions are fitted to this loader and kept.
+        """
+        require(self, "features")
+        with bars(self.progress), self.reader.tentative():
+            if self._reductions is not None:
+                return self.reader.extract(loader, self._reductions)
+            features, _ = self.reader.fit(loader)
+        assert features is not None
+        self._reductions = features.reductions
+        return features
+
+    def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
+        """Fit to features that `extract` gave; they may come from another detector.
+
+        Args:
+            features: of training data.
+            calibration: of data that the network was not trained on.
+        """
+        require(self, "features")
+        features.require(self.layers, features.reductions)
+        if calibration is not None:
+            calibration.require(self.layers, features.reductions)
+            if calibration.population is not None:
+                raise ValueError(
+                    "thresholds for pixels are calibrated over whole images, not over pixels that were drawn: call "
+                    "fit_features(features), then calibrate(unseen_loader)."
+                )
+        with bars(self.progress), self.reader.tentative():
+            if self.reader.task is None:
+                self.reader.task = features.task
+            fitted = self._fit_terms(features)
+            if calibration is not None:
+                fitted = self._calibrate(fitted, calibration.readings(), "unseen")
+        return self._keep(fitted)
+
+    def calibrate(self, loader: Iterable[Any]) -> Self:
+        """Take p-values and thresholds from other data than before; what was fitted stays.
+
+        Args:
+            loader: data that the network was not trained on.
+        """
+        fitted = self._fitted()
+        with bars(self.progress):
+            return self._keep(self._calibrate(fitted, self._readings(loader, fitted), "unseen"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
+        """Score inputs, given as the model takes them."""
+        fitted = self._fitted()
+        return self._result(self._reading(self._batch(args, kwargs), fitted), fitted)
+
+    def predict(self, loader: Iterable[Any]) -> Uncertainty:
+        """Score all of a loader; the result is on the CPU. For pixels, all images must have one size."""
+        fitted = self._fitted()
+        with bars(self.progress):
+            batches = enumerate(self.reader.batches(loader, "scoring"))
+            return Uncertainty.cat(
+                [self._result(self._reading(batch, fitted, index), fitted).cpu() for index, batch in batches]
+            )
+
+    def read(self, *args: Any, **kwargs: Any) -> Reading:
+        """Run the network on inputs, given as it takes them: its predictions, and what each term reads as rows."""
+        return self._reading(self._batch(args, kwargs), self._fitted())
+
+    def predict_features(self, features: Features) -> Uncertainty:
+        """Score features that `extract` gave."""
+        require(self, "features")
+        fitted = self._fitted()
+        features.require(self.layers, fitted.head.reductions)
+        return self._result(next(features.readings()), fitted)
+
+    def interval(self, u: Uncertainty, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        r"""Bounds that hold the label of a share of new inputs, whatever the density: split conformal prediction.
+
+        .. math:: \hat y \pm q\, s(z), \qquad s(z)^2 = E[(y - \hat y)^2 \mid z]
+
+        with q from the errors on the calibration data, in units of s(z): P(y between) ≥ coverage over calibration and
+        new inputs, if these are exchangeable. With several outputs, all lie between together. Where s(z) follows the
+        noise of the data, as it can with `condition="label"`, so do the bounds. For pixels, an image counts as held
+        when the labels of all but a `share` of its pixels lie between (see `Pixels`).
+
+        Args:
+            u: scores of this detector.
+            coverage: the share asked for.
+        """
+        return self._fitted().interval(u, coverage)
+
+    def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
+        """The score above which inputs are surprising from now on (`u.surprising`), chosen without any outlier.
+
+        Each layer gets one of its own at the same rate (`u.layers[name].surprising`). For pixels, an image is a false
+        alarm when more than a `share` of its pixels are surprising (see `Pixels`).
+
+        Args:
+            false_alarm: at most this share of new in-distribution inputs is called surprising, on average over
+                calibration sets (see `Calibration` for what that takes).
+            confidence: have it hold for this one calibration set, with this probability.
+        """
+        self._state = self._fitted().alarm(false_alarm, confidence)
+        assert self._state.threshold is not None
+        return self._state.threshold
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move what was fitted; the model stays where it is."""
+        self._fitted().head.to(torch.device(device))  # precisions stay
+        return self
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write what was fitted to a safetensors file; the model is not in it."""
+        require(self, "save")
+        fitted = self._fitted()
+        header = {
+            **fitted.config(),
+            "version": 2,  # of this header; 0.1.0 had none
+            "kind": type(self).__name__,
+            "model": describe(self.model),
+            "terms": [term.config() for term in self.terms.values()],
+            "task": None if self.task is None else self.task.config(),
+            "output": self.reader.output,
+            "condition": self.condition,
+            "combine": self.combine,
+            "pixels": None if self.pixels is None else self.pixels.config(),
+            "seed": self.seed,
+        }
+        io.write(path, header, {**fitted.head.state_dict(), "weights": weights(self.model)})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        model: nn.Module,
+        *,
+        device: torch.device | str | None = None,
+        unpack: Adapter | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """Read a detector that `save` wrote.
+
+        Args:
+            path: the file.
+            model: the network it was fitted for.
+            device: where to put what was fitted; None is where the model is.
+            unpack: as for the class; functions are not saved.
+            progress: as for the class.
+        """
+        header, tensors = convert(*io.read(path))
+        check_same(model, header["model"], tensors.pop("weights"), path)
+        kind = Detector.kinds.get(header["kind"], Detector)
+        if not issubclass(kind, cls):
+            raise ValueError(f"'{path}' holds a {header['kind']}, not a {cls.__name__}: use {header['kind']}.load.")
+        fitted, pixels, task = Fitted.from_config(header, tensors), header["pixels"], header["task"]
+        fitted.head.to(device or device_of(model) or "cpu")
+        detector: Any = kind.__new__(kind)
+        # Not the class's own __init__, which only builds terms: the file holds them.
+        Detector.__init__(
+            detector,
+            model,
+            kind.restored([Term.from_config(term) for term in header["terms"]]),
+            combine=header["combine"],
+            condition=header["condition"],
+            task=None if task is None else from_config(task),
+            output=header["output"],
+            pixels=None if pixels is None else Pixels.from_config(pixels),
+            unpack=unpack,
+            seed=header["seed"],
+            progress=progress,
+        )
+        return detector._keep(fitted)
+
+    @classmethod
+    def restored(cls, terms: list[Term]) -> list[Term]:
+        """The terms of a file, with what they share."""
+        return terms
+
+    def __repr__(self) -> str:
+        fitted = self._state
+        state = "not fitted" if fitted is None else f"calibrated: {fitted.calibrated}, threshold: {fitted.threshold}"
+        return f"{type(self).__name__}({type(self.model).__name__}, layers={self.layers}, {state})"
+
+    def _fitted(self) -> Fitted:
+        if self._state is None:
+            raise RuntimeError(
+                f"this {type(self).__name__} is not fitted: call fit(train_loader, calibration=unseen_loader) first."
+            )
+        return self._state
+
+    def _keep(self, fitted: Fitted) -> Self:
+        self._state, self._reductions = fitted, fitted.head.reductions
+        return self
+
+    def _fit(self, loader: Iterable[Any], holdout: float | None) -> tuple[Fitted, Unseen | None]:
+        """Fit to a loader, and give back what was set apart."""
+        features, unseen = None, None
+        if self._fits or self.reader.learns or holdout is not None:
+            features, unseen = self.reader.fit(loader, holdout=holdout or 0.0)
+        fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
+        return fitted, unseen if holdout is not None else None
+
+    def _unfitted(self) -> Fitted:
+        """The methods as they are, where there is nothing to fit to features."""
+        parts = {name: FittedTerm(AsIs(), copy.deepcopy(term.method)) for name, term in self.terms.items()}
+        return Fitted(Head(parts, self._combination))
+
+    def _fit_terms(self, features: Features) -> Fitted:
+        methods = {name: term.method for name, term in self.terms.items()}
+        return fit_terms(methods, features, self.condition, self._combination, owner=type(self).__name__)
+
+    def _calibrate(self, fitted: Fitted, unseen: Iterable[Reading], calibrated: Calibrated) -> Fitted:
+        return fitted.calibrate(unseen, calibrated)
+
+    def _readings(self, loader: Iterable[Any], fitted: Fitted) -> Iterator[Reading]:
+        """Unseen data, batch by batch, with its labels."""
+        for index, batch in enumerate(self.reader.batches(loader, "calibrating")):
+            yield self._reading(batch, fitted, index, labels=True)
+
+    def _reading(self, batch: Batch, fitted: Fitted, index: int | None = None, *, labels: bool = False) -> Reading:
+        """Run the network on one batch."""
+        return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+        device = device_of(self.model)
+        return Batch(args, kwargs, None) if device is None else Batch(args, kwargs, None).to(device)
+
+    def _result(self, reading: Reading, fitted: Fitted) -> Uncertainty:
+        return fitted.result(reading)

@@ -1,0 +1,27 @@
+"""Features of inputs and of pixels: what methods are fitted to."""
+
+from .extractor import OUTPUTS, AsIs, Extractor, Reader, Source
+from .features import Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
+from .grid import Grid
+from .pixel_extractor import PixelExtractor, label_maps
+from .pixels import Pixels
+
+__all__ = [
+    "OUTPUTS",
+    "AsIs",
+    "Axis",
+    "Extractor",
+    "Features",
+    "Grid",
+    "Lattice",
+    "PixelExtractor",
+    "Pixels",
+    "Population",
+    "Reader",
+    "Reading",
+    "Row",
+    "Rows",
+    "Source",
+    "Unseen",
+    "label_maps",
+]

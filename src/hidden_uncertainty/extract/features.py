@@ -1,0 +1,203 @@
+"""What one batch gave, as a reading of rows to score; and what was read of many inputs, kept as features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ..model.tasks import Condition, Prediction, Task
+from ..reduce import Reduction
+from ..uncertainty import LayerScores
+
+
+class Axis(NamedTuple):
+    """Where the pixels of one axis lie between the places of another: value = low + share · (high - low)."""
+
+    low: Tensor  # (size,) place before
+    high: Tensor  # (size,) place after
+    share: Tensor  # (size,) of the place after
+
+
+class Lattice(NamedTuple):
+    """Places that vectors are known at, and where the pixels of a grid lie between them."""
+
+    places: Tensor  # (n, h, w, d)
+    rows: Axis
+    columns: Axis
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.places.device
+
+    def to(self, device: torch.device) -> Lattice:
+        """The same on another device."""
+        rows, columns = (Axis(*(part.to(device) for part in axis)) for axis in self[1:])
+        return Lattice(self.places.to(device), rows, columns)
+
+
+class Row(NamedTuple):
+    """Some rows of one term, ready to be scored."""
+
+    z: Tensor  # (m, d)
+    residual: Tensor | None  # (m,)
+    prediction: Tensor  # (m,), or (m, q)
+
+
+class Reading(Protocol):
+    """Predictions of a batch, and what each term reads of it as rows."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the network predicts, in the shape of the scores."""
+
+    @property
+    def label(self) -> Tensor | None:
+        """What is true, in the same shape, where it is known."""
+
+    @property
+    def scores(self) -> Mapping[str, LayerScores] | None:
+        """Scores of each term, where the reading comes with them: there is nothing left to score."""
+
+    def rows(self, name: str) -> Iterator[Row]:
+        """All rows of a term, some at a time."""
+
+    def lattice(self, name: str) -> Lattice | None:
+        """What all rows of a term are interpolated from; None where they are not, or where z is no linear map."""
+
+    def shaped(self, scores: LayerScores) -> LayerScores:
+        """Scores of all rows, in the shape of the predictions."""
+
+    def of_inputs(self, scores: Tensor) -> Tensor:
+        """One score per input, (n,): inputs are exchangeable where their pixels are not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A reading of inputs that are one row each.
+
+    Args:
+        prediction: of the batch.
+        reduced: what each term reads (n, d), with its residuals (n,).
+        label: what is true, where it is known.
+        scores: of each term, where they come with it.
+    """
+
+    prediction: Prediction
+    reduced: Mapping[str, tuple[Tensor, Tensor | None]]
+    label: Tensor | None = None
+    scores: Mapping[str, LayerScores] | None = None
+
+    def rows(self, name: str) -> Iterator[Row]:
+        """All rows at once."""
+        yield Row(*self.reduced[name], self.prediction.value)
+
+    def lattice(self, name: str) -> Lattice | None:
+        """Rows are not interpolated."""
+        return None
+
+    def shaped(self, scores: LayerScores) -> LayerScores:
+        """The scores as they are."""
+        return scores
+
+    def of_inputs(self, scores: Tensor) -> Tensor:
+        """The scores as they are."""
+        return scores
+
+
+class Unseen(Protocol):
+    """Data to calibrate with."""
+
+    def readings(self) -> Iterator[Reading]:
+        """Its readings, batch by batch."""
+
+
+class Population(NamedTuple):
+    """What all pixels have, of which a balanced sample was drawn: p(y) is fitted to this."""
+
+    values: Tensor  # how many pixels there are of each class, (C,), or a uniform sample of numbers, (s,)
+    condition: Condition  # whether these are predictions or labels
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Features:
+    """What methods are fitted to: the reduced activations of each layer, with the network's predictions.
+
+    Made by `Detector.extract`, so that the network runs once for as many methods as one wants to try.
+
+    Args:
+        z: reduced activations of each layer, (n, d); of a method that reads the network's outputs, under `"outputs"`.
+        residual: squared norm of what the reduction dropped, (n,), or None where it dropped nothing.
+        prediction: what the network predicts: classes or numbers (n,), or vectors (n, q).
+        task: what kind of prediction that is.
+        reductions: how each layer was reduced, to reduce new inputs alike.
+        label: what is true, where the loader gives it.
+        classes: how many classes the network has; None where it predicts numbers.
+        variance: the network's own variance of its prediction, where it predicts one.
+        population: where the rows are pixels that were drawn, what all of them have.
+    """
+
+    z: Mapping[str, Tensor]
+    residual: Mapping[str, Tensor | None]
+    prediction: Tensor
+    task: Task
+    reductions: Mapping[str, Reduction]
+    label: Tensor | None = None
+    classes: int | None = None
+    variance: Tensor | None = None
+    population: Population | None = None
+
+    def __len__(self) -> int:
+        return len(self.prediction)
+
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        """Some of the inputs: a slice, a mask or a tensor of indices."""
+
+        def rows(values: Tensor) -> Tensor:
+            return values[index.to(values.device) if isinstance(index, Tensor) else index]
+
+        def some(values: Tensor | None) -> Tensor | None:
+            return None if values is None else rows(values)
+
+        return replace(
+            self,
+            z={name: rows(values) for name, values in self.z.items()},
+            residual={name: some(values) for name, values in self.residual.items()},
+            prediction=rows(self.prediction),
+            label=some(self.label),
+            variance=some(self.variance),
+        )
+
+    def condition(self, condition: Condition) -> Tensor:
+        """What methods are conditioned on: the predictions, or the labels in their shape."""
+        if self.population is not None and self.population.condition != condition:
+            raise ValueError(
+                f"these pixels were drawn and counted by their {self.population.condition}s: extract them with a "
+                f"detector that has condition={condition!r} too."
+            )
+        return self.task.condition(self.prediction, self.label, condition)
+
+    def readings(self) -> Iterator[Reading]:
+        """The features as one batch, to score or to calibrate with."""
+        prediction = Prediction(self.prediction, self.classes, self.variance)
+        yield Rows(prediction, {name: (z, self.residual[name]) for name, z in self.z.items()}, self.label)
+
+    def require(self, names: Iterable[str], reductions: Mapping[str, Reduction]) -> None:
+        """Raise unless the features have these layers, reduced in this way."""
+        missing = [name for name in names if name not in self.z]
+        if missing:
+            raise ValueError(f"the features have no layer {missing}; they have {list(self.z)}.")
+        other = [name for name in names if not self.reductions[name].same_as(reductions[name])]
+        if other:
+            raise ValueError(
+                f"the features of layer {other} were reduced otherwise than those that were fitted to: extract both "
+                "with the same detector."
+            )
+
+    def __repr__(self) -> str:
+        widths = ", ".join(f"{name!r} {z.shape[1]}-d" for name, z in self.z.items())
+        return f"Features of {len(self):,} {'inputs' if self.population is None else 'pixels'} ({widths})"

@@ -1,0 +1,240 @@
+"""Maps on grids of different sizes: vectors at any pixels of a latent map, and readings whose rows are pixels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..model.tasks import Condition, Prediction
+from ..reduce import Reduction
+from ..uncertainty import LayerScores
+from .features import Axis, Lattice, Row
+from .pixels import Pixels
+
+Size = tuple[int, int]
+CELLS = 1 << 22  # numbers of a tile: pixels times their dimensions
+
+
+def axis(places: int, pixels: int) -> Axis:
+    """Bilinear interpolation along one axis, as `torch.nn.functional.interpolate` with `align_corners=False`.
+
+    Example:
+        >>> axis(2, 4).share
+        tensor([0.0000, 0.2500, 0.7500, 0.0000], dtype=torch.float64)
+    """
+    center = torch.arange(pixels, dtype=torch.float64, device="cpu") + 0.5
+    at = (center * (places / pixels) - 0.5).clamp(0, places - 1)
+    low = at.long()
+    return Axis(low, (low + 1).clamp(max=places - 1), at - low)
+
+
+def nearest(label: Tensor, size: Size) -> Tensor:
+    """Labels (n, H, W) at the nearest pixels of another grid, (n, *size), as mode `"nearest-exact"`.
+
+    Example:
+        >>> nearest(torch.arange(4)[None, None], (1, 2))
+        tensor([[[1, 3]]])
+    """
+    for dim, wanted in enumerate(size, start=1):
+        if label.shape[dim] != wanted:
+            at = (torch.arange(wanted, dtype=torch.float64, device="cpu") + 0.5) * (label.shape[dim] / wanted)
+            label = label.index_select(dim, at.long().clamp(max=label.shape[dim] - 1).to(label.device))
+    return label
+
+
+class LatentMap:
+    """A layer's output on a batch of images, read as vectors at the pixels of another grid.
+
+    Args:
+        maps: (n, h, w, C) of any floating dtype, a copy of its own.
+        patch: k, odd: each vector holds the k x k places around, zeros beyond the edge, in the order of `unfold`.
+        size: the grid to read at.
+
+    Example:
+        >>> latent = LatentMap(torch.arange(4.0).reshape(1, 2, 2, 1), 1, (4, 4))
+        >>> latent.band(slice(0, 1), 0, 1)[:, 0]               # the first row of pixels of the first image
+        tensor([0.0000, 0.2500, 0.7500, 1.0000])
+        >>> latent.at(0, torch.tensor([5]))                    # the sixth pixel: second row, second column
+        tensor([[0.7500]])
+    """
+
+    def __init__(self, maps: Tensor, patch: int, size: Size) -> None:
+        places = maps.shape[1:3]
+        around = patch // 2
+        self.maps = pad(maps, (0, 0, around, around, around, around)) if around else maps
+        self.patch, self.size, self.aligned = patch, size, places == size
+        self.rows, self.columns = (
+            Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, _at_least_single(maps)))
+            for low, high, share in map(axis, places, size)
+        )
+
+    @property
+    def width(self) -> int:
+        """Numbers per pixel."""
+        return self.maps.shape[3] * self.patch**2
+
+    @property
+    def lattice(self) -> Lattice | None:
+        """The map itself and where the pixels lie in it; None where that is nothing simpler than their vectors."""
+        places = self.maps.shape[1] * self.maps.shape[2]
+        if self.patch > 1 or 2 * places > self.size[0] * self.size[1]:
+            return None
+        return Lattice(self.maps, self.rows, self.columns)
+
+    def take(self, images: Tensor) -> LatentMap:
+        """Some images of the batch, (k,)."""
+        some = copy.copy(self)
+        some.maps = self.maps[images.to(self.maps.device)]
+        return some
+
+    def at(self, image: int, pixels: Tensor) -> Tensor:
+        """Vectors at pixels (m,), counted row by row: (m, C·k²), in at least float32."""
+        pixels = pixels.to(self.maps.device)
+        y, x = pixels.div(self.size[1], rounding_mode="floor"), pixels % self.size[1]
+        down, right = self.rows.share[y, None], self.columns.share[x, None]
+        wide = self.maps.shape[2]
+        flat = self.maps[image].flatten(0, 1)  # (h·w, C)
+
+        def read(a: int, b: int) -> Tensor:
+            def corner(rows: Tensor, columns: Tensor) -> Tensor:
+                return _single(flat[(rows[y] + a) * wide + columns[x] + b])
+
+            above, below = (
+                torch.lerp(corner(rows, self.columns.low), corner(rows, self.columns.high), right)
+                for rows in (self.rows.low, self.rows.high)
+            )
+            return torch.lerp(above, below, down)
+
+        return self._stack([read(a, b) for a in range(self.patch) for b in range(self.patch)])
+
+    def band(self, images: slice, start: int, stop: int) -> Tensor:
+        """Vectors at all pixels of some rows of some images: (images·rows·W, C·k²), in at least float32."""
+        parts = []
+        for a in range(self.patch):
+            rows = self._rows(self.maps[images], start, stop, a)  # (images, rows, w, C)
+            for b in range(self.patch):
+                parts.append(self._columns(rows, b).flatten(0, 2))
+        return self._stack(parts)
+
+    def _rows(self, maps: Tensor, start: int, stop: int, shift: int) -> Tensor:
+        if self.aligned:
+            return _single(maps[:, start + shift : stop + shift])
+        low, high, share = (part[start:stop] for part in self.rows)
+        return torch.lerp(
+            _single(maps.index_select(1, low + shift)),
+            _single(maps.index_select(1, high + shift)),
+            share[:, None, None],
+        )
+
+    def _columns(self, rows: Tensor, shift: int) -> Tensor:
+        if self.aligned:
+            return rows[:, :, shift : shift + self.size[1]]
+        low, high, share = self.columns
+        return torch.lerp(rows.index_select(2, low + shift), rows.index_select(2, high + shift), share[:, None])
+
+    def _stack(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if self.patch == 1 else torch.stack(parts, dim=2).flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size.
+
+    Args:
+        prediction: (n, H, W).
+        latents: the maps that each term reads.
+        pixels: how they are treated.
+        label: (n, H, W), where it is known.
+        reductions: from each term's vectors to z.
+        scores: of each term, where they come with it.
+    """
+
+    prediction: Prediction
+    latents: Mapping[str, LatentMap]
+    pixels: Pixels
+    label: Tensor | None = None
+    reductions: Mapping[str, Reduction] = field(default_factory=dict)
+    scores: Mapping[str, LayerScores] | None = None
+
+    def __getitem__(self, images: Tensor) -> Grid:
+        """Some of the images, by a mask (n,)."""
+        images = images.nonzero()[:, 0]
+
+        def some(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[images.to(values.device)]
+
+        value, classes, variance = self.prediction
+        return replace(
+            self,
+            prediction=Prediction(value[images.to(value.device)], classes, some(variance)),
+            latents={name: latent.take(images) for name, latent in self.latents.items()},
+            label=some(self.label),
+        )
+
+    def rows(self, name: str) -> Iterator[Row]:
+        """All pixels of all images, row by row of each."""
+        latent, reduction = self.latents[name], self.reductions[name]
+        height, width = latent.size
+        row = width * latent.width
+        images, lines = max(1, CELLS // (height * row)), max(1, CELLS // row)
+        for first in range(0, len(self.prediction.value), images):
+            some = slice(first, first + images)
+            for start in range(0, height, lines):
+                stop = min(start + lines, height)
+                z, residual = reduction(latent.band(some, start, stop))
+                yield Row(z, residual, self.prediction.value[some, start:stop].flatten())
+
+    def lattice(self, name: str) -> Lattice | None:
+        """The places that all pixels of all images lie between; None where z is not linear in what is there."""
+        latent, reduction = self.latents[name], self.reductions[name]
+        lattice = latent.lattice
+        if lattice is None:
+            return None
+        _, residual = reduction(lattice.places[:1, 0, 0])  # where nothing is dropped, z is what the layer gave
+        return lattice if residual is None else None
+
+    def shaped(self, scores: LayerScores) -> LayerScores:
+        """The scores as maps (n, H, W)."""
+        return scores.reshape(self.prediction.value.shape)
+
+    def condition(self, condition: Condition) -> Tensor:
+        """What methods are conditioned on, (n, H, W)."""
+        if condition == "prediction":
+            return self.prediction.value
+        if self.label is None:
+            raise ValueError("condition='label' needs labels (n, H, W) in the loader, but got none.")
+        return self.label
+
+    def columns(self, image: int, pixels: Tensor) -> dict[str, Tensor]:
+        """What to keep of some pixels (m,) of an image: their vectors, not reduced yet, and what is known of them."""
+        known = {"prediction": self.prediction.value, "variance": self.prediction.variance, "label": self.label}
+        return {
+            **{f"z {name}": latent.at(image, pixels) for name, latent in self.latents.items()},
+            **{name: maps[image].flatten()[pixels] for name, maps in known.items() if maps is not None},
+        }
+
+    @property
+    def valid(self) -> Tensor:
+        """Which pixels count, (n, H, W)."""
+        if self.label is None:
+            return torch.ones_like(self.prediction.value, dtype=torch.bool)
+        return self.pixels.valid(self.label)
+
+    def of_inputs(self, scores: Tensor) -> Tensor:
+        """The score of each image that has pixels that count: only a share of these exceeds it."""
+        valid = self.valid.to(scores.device)
+        kept = [values[count] for values, count in zip(scores, valid, strict=True) if bool(count.any())]
+        return torch.stack([self.pixels.image_score(values) for values in kept]) if kept else scores.new_zeros(0)
+
+
+def _at_least_single(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _single(values: Tensor) -> Tensor:
+    return values.to(_at_least_single(values))

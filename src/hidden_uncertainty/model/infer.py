@@ -1,0 +1,65 @@
+"""What a network predicts, inferred from an output and labels that leave no doubt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .tasks import Classification, Regression, Task, as_maps, show, tensor_of
+
+
+def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, pixels: bool = False) -> Task:
+    """The task that an output and labels leave no doubt about; an error that asks, where they do.
+
+    Example:
+        >>> infer_task(torch.randn(8, 10), None, None).name
+        'classification'
+        >>> infer_task(torch.randn(8, 1), torch.randn(8), None).name
+        'regression'
+        >>> infer_task(torch.randn(8, 1, 5, 5), torch.randn(8, 5, 5), None, pixels=True).name
+        'regression'
+    """
+    scores = tensor_of(output, select)
+    numbers, classes = _may_be_pixels(scores, label) if pixels else _may_be(scores, label)
+    if numbers != classes:
+        return Regression(select) if numbers else Classification(select)
+    hint = (
+        " If it predicts for every pixel, (n, C, H, W), pass pixels=Pixels() too."
+        if scores.dim() > 3 and not pixels
+        else ""
+    )
+    with_labels = "without labels" if label is None else f"with labels {show(label)} of {label.dtype}"
+    raise ValueError(
+        f"an output of {show(scores)} {with_labels} does not say what the network predicts. "
+        "If the outputs are scores of classes, pass task='classification'; if they are numbers, task='regression'; if "
+        f"they are a mean and a variance, task=Regression(spread='columns').{hint}"
+    )
+
+
+def _may_be(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:
+    """Whether an output (n, ...) is certainly numbers, and whether it is certainly scores of classes."""
+    classes = scores.shape[1] if scores.dim() == 2 else 0
+    if label is None:
+        return False, classes >= 3
+    if label.is_floating_point():
+        return scores.dim() <= 2 and scores.numel() == label.numel() and not _of_classes(label), False
+    return False, label.dim() == 1 and classes >= 2 and int(label.min()) >= 0 and int(label.max()) < classes
+
+
+def _may_be_pixels(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:
+    """The same of an output (n, C, H, W) or (n, H, W), whose labels may have values to ignore."""
+    channels = as_maps(scores).shape[1]
+    if label is None:
+        return False, channels >= 3
+    if label.is_floating_point():
+        return channels == 1 and not _of_classes(label), False
+    return False, channels >= 2
+
+
+def _of_classes(label: Tensor) -> bool:
+    """Floating labels that stand for classes: zeros and ones, as binary cross-entropy wants them, or probabilities."""
+    if bool(((label == 0) | (label == 1)).all()):
+        return True
+    several = label.dim() == 2 and label.shape[1] > 1
+    return several and bool((label >= 0).all() and ((label.sum(1) - 1).abs() < 1e-3).all())

@@ -1,0 +1,336 @@
+"""Bayes over one support, in log space (paper, eq. 5 and 6); and the method that scores by a density and a marginal."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..density import KINDS as DENSITIES
+from ..density import Density, GaussianMixture, JointMixture
+from ..extract import Features, Lattice
+from ..marginal import KINDS as MARGINALS
+from ..marginal import Categorical, Continuous, Marginal, Support, by_name, choose
+from ..marginal.base import MarginalName
+from ..model.tasks import TaskName
+from ..notes import about, warn
+from .terms import Method, Scores, build, with_kind
+
+ROWS = 4096  # scored at a time at most, which bounds the memory of every density
+ROWS_ON_GPU = 1 << 16  # which small pieces would leave idle
+CELLS = 1 << 22  # rows times support points at a time
+LOOKED_AT = 256  # rows, to see whether the support is fine enough
+MOST_POINTS = 8193
+DEFAULTS: dict[TaskName, type[Density]] = {"classification": GaussianMixture, "regression": JointMixture}
+T = TypeVar("T")
+
+
+class Posterior(NamedTuple):
+    """What `infer` gives for n inputs and m support points, in nats.
+
+    `-log_evidence` is the epistemic uncertainty, `entropy` the aleatoric one, and `log_entropy` ranks inputs whose
+    entropy underflows; a density's entropy may be negative and has none.
+    """
+
+    log_evidence: Tensor  # (n,)
+    log_posterior: Tensor  # of each point's mass, (n, m)
+    entropy: Tensor  # (n,)
+    log_entropy: Tensor | None  # (n,)
+
+
+def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None = None) -> Posterior:
+    r"""Evidence, posterior and entropy by a sum over the support.
+
+    .. math::
+        \log p(z) = \log \sum_j p(z \mid y_j)\, w_j, \qquad
+        h(y \mid z) = -\sum_j p(y_j \mid z) \log p(y_j \mid z)
+
+    With t the most probable point, δ_j = log p(y_j|z) - log p(y_t|z) ≤ 0 and s = Σ_{j≠t} exp δ_j, the entropy is
+
+    .. math::
+        h = s \left( \frac{\log(1 + s)}{s} + \frac{1}{1 + s} \sum_{j \neq t} \frac{e^{\delta_j}}{s} (-\delta_j) \right)
+
+    a sum of terms that are never negative, so that it keeps its digits however small it is; in the bracket nothing
+    underflows, so that its logarithm is there where exp δ_j is not.
+
+    Where y is continuous, each point stands for a volume v_j and has the mass P_j = p(y_j|z) v_j; the entropy of the
+    density is that of the masses and Σ_j P_j log v_j.
+
+    Finite likelihoods give finite evidence and entropies, saturated where the dtype ends; infinite ones are taken as
+    the largest finite ones. An entropy of exactly zero, as with a single support point, has the lowest finite number as
+    its logarithm. A weight of -inf takes its point out: it adds nothing, and its log posterior is -inf.
+
+    Args:
+        log_likelihood: log p(z|y_j), one row per input, one column per support point.
+        log_weight: Log weight of each support point, (m,), or (n, m) when every input has its own points: the log
+            prior, and log v_j where there is one.
+        log_volume: log v_j, of the same shape, where y is continuous.
+
+    Example:
+        >>> log_likelihood = torch.tensor([[0.0, 0.0], [0.0, -1000.0]])
+        >>> posterior = infer(log_likelihood, torch.tensor([0.5, 0.5]).log())
+        >>> posterior.entropy                     # log 2, and one that underflows
+        tensor([0.6931, 0.0000])
+        >>> posterior.log_entropy[1]              # log(1001) - 1000
+        tensor(-993.0912)
+    """
+    _check(log_likelihood, log_weight, log_volume)
+    log_weight = log_weight.to(log_likelihood.dtype)
+    points = log_weight.shape[-1]
+    limits = torch.finfo(log_likelihood.dtype)
+    lowest, eps = limits.min, limits.eps
+
+    unused = log_weight == -math.inf  # (m,) or (n, m)
+    log_likelihood = log_likelihood.masked_fill(unused, lowest).clamp(lowest, -lowest)
+    # Likelihoods are compared before weights are added: beside a likelihood of -1e37 a weight would be rounded away.
+    shift = log_likelihood.amax(dim=1, keepdim=True)  # (n, 1)
+    joint = (log_likelihood - shift + log_weight).clamp(min=lowest)  # (n, m)
+    best, top = joint.max(dim=1, keepdim=True)  # (n, 1)
+    delta = joint - best
+    # The top is taken out by the lowest number, not by -inf: 0 · inf is not a number, in gradients too.
+    others = delta.scatter(1, top, lowest)
+
+    # Softmax, as on a CPU exp takes ten times as long where it underflows, which it does for most points.
+    mass = others.softmax(dim=1)
+    nearest, largest = others.amax(dim=1), mass.amax(dim=1)  # (n,)
+    s = nearest.exp() / largest
+    log_norm = torch.log1p(s)  # -log p(y_t|z)
+    log_evidence = ((shift + best).squeeze(1) + log_norm).clamp(lowest, -lowest)
+    log_posterior = (delta - log_norm[:, None]).masked_fill(unused, -math.inf)
+    gap = (mass * others).sum(dim=1).clamp(min=lowest)  # mean δ of the others, by their mass
+    some = s.clamp(min=eps)  # log(1 + s) / s is 1 to all digits once s is below the precision
+    share = torch.addcdiv(torch.log1p(some) / some, gap, s + 1, value=-1)  # h / s
+    entropy = s * share
+
+    if log_volume is not None:
+        posterior = delta.softmax(dim=1)
+        density_entropy = entropy + (posterior * log_volume.to(posterior.dtype)).sum(dim=1)
+        return Posterior(log_evidence, log_posterior, density_entropy, None)
+
+    log_entropy = nearest - largest.log() + share.log()  # log s + log (h / s), finite where s underflows
+    bound = math.log(points)
+    log_bound = math.log(bound) if points > 1 else lowest
+    return Posterior(log_evidence, log_posterior, entropy.clamp(0.0, bound), log_entropy.clamp(lowest, log_bound))
+
+
+class Prior(nn.Module):
+    """The marginal p(ŷ) of a detector, which its terms share: what was asked for, and what was fitted.
+
+    Args:
+        spec: the name of a marginal of numbers, `"auto"`, or a marginal.
+    """
+
+    def __init__(self, spec: MarginalName | Literal["auto"] | Marginal = "auto") -> None:
+        super().__init__()
+        self.marginal: Marginal | None = None
+        # In a tuple, so that it is no part of the state.
+        self._spec = (spec,)
+
+    @property
+    def spec(self) -> MarginalName | Literal["auto"] | Marginal:
+        """What was asked for."""
+        return self._spec[0]
+
+    @property
+    def fitted(self) -> Marginal:
+        """What was fitted."""
+        if self.marginal is None:
+            raise RuntimeError("the marginal is not fitted yet: call fit first.")
+        return self.marginal
+
+    def fit(self, y: Tensor, features: Features) -> None:
+        """Fit p(y) to what densities are conditioned on; for pixels that were drawn, to what all of them have."""
+        fit = self._count if features.task.discrete else self._choose
+        with about(""):  # p(y) belongs to no layer
+            self.marginal = fit(y, features).to(features.prediction.device)
+
+    def _count(self, y: Tensor, features: Features) -> Marginal:
+        if self.spec != "auto" and not isinstance(self.spec, Categorical):
+            raise ValueError(f"marginal={self.spec!r} is for numbers; classes are counted: leave it out.")
+        classes = features.classes or 0
+        if features.population is None:
+            fitted = Categorical().fit(y, classes=max(classes, int(y.max()) + 1))
+        else:
+            fitted = Categorical().fit_counts(_drawn(features.population.values, y))
+        if len(fitted.support) < 2:
+            raise ValueError(
+                f"all {len(y):,} inputs have the same class, {int(y[0])}, so there is nothing to be torn between. "
+                "Check the network and the loader; a single logit, (n, 1), must be one, not a probability."
+            )
+        if len(y) < classes:
+            raise ValueError(f"{len(y)} inputs are fewer than the network's {classes} classes: fit to more.")
+        return fitted
+
+    def _choose(self, y: Tensor, features: Features) -> Marginal:
+        spec = self.spec
+        if isinstance(spec, Categorical):
+            raise TypeError("Categorical counts classes; a network that predicts numbers needs a continuous marginal.")
+        y = y if features.population is None else features.population.values
+        if isinstance(spec, Marginal):
+            return copy.deepcopy(spec).fit(y)
+        return choose(y) if spec == "auto" else by_name(spec).fit(y)
+
+
+class DensityMethod(Method):
+    """Surprise -log p(z), and the entropy of p(ŷ|z), under a density p(z|ŷ).
+
+    Args:
+        density: what to fit; None is the default of the task.
+        prior: the marginal p(ŷ); terms of one detector share it.
+    """
+
+    def __init__(self, density: Density | None = None, prior: Prior | None = None) -> None:
+        super().__init__()
+        self.density, self.prior = density, Prior() if prior is None else prior
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether the density scores a lattice."""
+        return self.density is not None and self.density.interpolates
+
+    @property
+    def fitted(self) -> Density:
+        """The density that was fitted."""
+        assert self.density is not None
+        return self.density
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so."""
+        assert y is not None
+        if self.prior.marginal is None:
+            self.prior.fit(y, features)
+        density = DEFAULTS[features.task.name]() if self.density is None else self.density
+        self.density = density.fit(z, y)
+        self._refine(z, features.prediction)
+        return self
+
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+        """Score rows by Bayes over the marginal's support."""
+        parts = self.posteriors(
+            z, prediction, lambda p, *rest: (p.log_evidence, p.entropy, p.log_entropy, _expected_error(p, *rest))
+        )
+        evidence, entropy, log_entropy, error = map(_cat, zip(*parts, strict=True))
+        assert evidence is not None
+        return Scores(-evidence, entropy, log_entropy, error)
+
+    def posteriors(
+        self, z: Tensor | Lattice, prediction: Tensor, take: Callable[[Posterior, Support, Tensor], T]
+    ) -> list[T]:
+        """What `take` keeps of p(y | z) over the support, the support and the predictions, some rows at a time."""
+        return [take(*part) for part in self._posteriors(z, prediction)]
+
+    def _posteriors(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Posterior, Support, Tensor]]:
+        marginal, density = self.prior.fitted, self.fitted
+        first = marginal.at(prediction[:1])
+        if isinstance(z, Lattice):
+            start = 0
+            for log_prob in density.log_prob_between(z, first.points):
+                some = prediction[start : start + len(log_prob)]
+                start += len(some)
+                support = marginal.at(some)
+                yield infer(log_prob, *support[1:]), support, some
+            return
+        size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // first.log_weight.shape[-1]))
+        for rows, some in zip(z.split(size), prediction.split(size), strict=True):
+            support = marginal.at(some)
+            yield infer(density.log_prob(rows, support.points), *support[1:]), support, some
+
+    def _refine(self, z: Tensor, prediction: Tensor) -> None:
+        """Make the support finer until p(y|z) spans several of its points; warn where it cannot be.
+
+        Where the points are farther apart than p(y|z) is wide, an integral over them depends on where they happen to
+        lie.
+        """
+        marginal = self.prior.fitted
+        if not isinstance(marginal, Continuous):
+            return
+        some = torch.linspace(0, len(prediction) - 1, min(LOOKED_AT, len(prediction)), device="cpu").long()
+        z, prediction = z[some.to(z.device)], prediction[some.to(prediction.device)]
+        while True:
+            largest = torch.cat(self.posteriors(z, prediction, lambda p, *_: p.log_posterior.amax(1)))
+            if float(largest.median()) < math.log(0.5):
+                return
+            points = marginal.at(prediction[:1]).log_weight.shape[-1]
+            if marginal.fixed or 2 * points - 1 > MOST_POINTS:
+                warn(
+                    f"p(y|z) is narrower than the distance between the {points:,} support points, so both scores "
+                    "depend on where these lie. Give the marginal more points=, or the density more noise=."
+                )
+                return
+            marginal.refine()
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        spec, fitted = self.prior.spec, self.prior.marginal
+        return {
+            "density": None if self.density is None else with_kind(self.density),
+            "spec": spec if isinstance(spec, str) else with_kind(spec),
+            "marginal": None if fitted is None else with_kind(fitted),
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        density, fitted = config["density"], config["marginal"]
+        spec: Any = config["spec"]
+        if not isinstance(spec, str):
+            spec = build(MARGINALS, spec, "marginal")
+        prior = Prior(spec)
+        prior.marginal = None if fitted is None else build(MARGINALS, fitted, "marginal")
+        return cls(None if density is None else build(DENSITIES, density, "density"), prior)
+
+
+def _drawn(counts: Tensor, y: Tensor) -> Tensor:
+    """The counts without classes of which no pixel is among those drawn: they have no density."""
+    drawn = y.bincount(minlength=len(counts)) > 0
+    lost = (counts > 0) & ~drawn
+    if bool(lost.any()):
+        warn(
+            f"class {lost.nonzero()[:, 0].tolist()} has {int(counts[lost].sum()):,} of {int(counts.sum()):,} pixels, "
+            "none of which is in the reservoir: left out, as if it never came. A larger reservoir would hold some."
+        )
+    return torch.where(drawn, counts, 0)
+
+
+def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) -> Tensor | None:
+    """Root of E[(y - prediction)² | z]: of numbers (n,), of vectors (n, q); None for classes."""
+    if support.log_volume is None:
+        return None
+    mass = posterior.log_posterior.exp()  # (n, m)
+    if support.points.dim() == 1:
+        # A point stands for a cell as wide as its volume: within it, y is spread evenly.
+        within = (2 * support.log_volume).exp() / 12
+        return (mass * ((support.points - prediction[:, None]).square() + within)).sum(1).sqrt()
+    away = support.points - prediction[:, None]  # (n, m, q)
+    return torch.einsum("nm,nmq->nq", mass, away.square().to(mass.dtype)).sqrt()
+
+
+def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:
+    if not log_likelihood.is_floating_point():
+        raise TypeError(f"log_likelihood must be floating point, not {log_likelihood.dtype}")
+    own = log_weight.dim() == 2
+    if (
+        log_likelihood.dim() != 2
+        or log_weight.dim() not in (1, 2)
+        or log_likelihood.shape[1] != log_weight.shape[-1]
+        or (own and log_likelihood.shape[0] != log_weight.shape[0])
+    ):
+        raise ValueError(
+            "expected log_likelihood (n, m) and log_weight (m,) or (n, m), one column per support point; got "
+            f"{tuple(log_likelihood.shape)} and {tuple(log_weight.shape)}"
+        )
+    if log_volume is not None and log_volume.shape != log_weight.shape:
+        raise ValueError(
+            f"expected log_volume of the shape of log_weight, {tuple(log_weight.shape)}; got {tuple(log_volume.shape)}"
+        )
+    if log_weight.shape[-1] == 0:
+        raise ValueError("the support has no points: fit the marginal first")
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else torch.cat(present) if present else None

@@ -1,0 +1,145 @@
+"""p(ŷ|z) of each input as a whole: masses on a grid, with quantiles and regions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Region(NamedTuple):
+    """One interval per input, and the mass of p(ŷ|z) that it holds."""
+
+    low: Tensor  # (n,)
+    high: Tensor  # (n,)
+    mass: Tensor  # (n,)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OutputDistribution:
+    r"""The distribution p(ŷ|z) of a number, given what was seen in a layer.
+
+    Each support point stands for a cell that reaches half way to its neighbours and holds its mass evenly, which is
+    what the trapezoid rule assumes. It describes ŷ, or y where the density was fitted with `condition="label"`; it is
+    only as right as the density. For intervals that cover y whatever the density, see `LatentDensity.interval`.
+
+    Args:
+        support: the points, ascending, (m,).
+        log_mass: logarithm of each point's share, (n, m); every row sums to one.
+        prediction: what the network predicts, (n,).
+
+    Example:
+        >>> support = torch.linspace(-4, 4, 801)
+        >>> log_mass = torch.log_softmax(-support.square() / 2, 0)[None]
+        >>> distribution = OutputDistribution(support, log_mass, torch.tensor([0.5]))
+        >>> [round(float(q), 2) for q in distribution.quantile(0.975)]
+        [1.96]
+        >>> [round(float(end), 2) for end in distribution.outwards(0.2)[:2]]
+        [0.23, 0.81]
+    """
+
+    support: Tensor
+    log_mass: Tensor
+    prediction: Tensor
+
+    def __len__(self) -> int:
+        return len(self.prediction)
+
+    @property
+    def edges(self) -> Tensor:
+        """Where the cells of the support points meet, (m + 1,)."""
+        middle = (self.support[1:] + self.support[:-1]) / 2
+        return torch.cat([self.support[:1], middle, self.support[-1:]])
+
+    @property
+    def density(self) -> Tensor:
+        """p(ŷ|z) at the support points, (n, m)."""
+        return (self.log_mass - self.edges.diff().log()).exp()
+
+    @property
+    def mean(self) -> Tensor:
+        """E[ŷ|z], (n,)."""
+        return self.log_mass.exp() @ self.support
+
+    @property
+    def deviation(self) -> Tensor:
+        """Standard deviation of ŷ given z, (n,)."""
+        away = self.support - self.mean[:, None]
+        return (self.log_mass.exp() * (away.square() + self.edges.diff().square() / 12)).sum(1).sqrt()
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """The share of each input's distribution below its y (n,)."""
+        return _interpolate(y[:, None], self.edges.expand(len(self), -1), self._below)[:, 0]
+
+    def quantile(self, share: float | Tensor) -> Tensor:
+        """The value below which a share of each input's distribution lies, (n,)."""
+        wanted = torch.as_tensor(share, dtype=self._below.dtype, device=self.support.device).expand(len(self))
+        return _interpolate(wanted[:, None], self._below, self.edges.expand(len(self), -1).to(self._below.dtype))[:, 0]
+
+    def outwards(self, mass: float) -> Region:
+        """From the prediction up and, separately, down, until each way holds half of the asked mass.
+
+        This is how the paper draws its confidence regions. A prediction near the end of its own distribution has less
+        than half of the mass on that side; the region then ends with the support and holds less: see its `mass`.
+
+        Args:
+            mass: asked, both sides together.
+        """
+        _check_mass(mass)
+        start = self.cdf(self.prediction)
+        below, above = (start - mass / 2).clamp(min=0), (start + mass / 2).clamp(max=1)
+        low, high = self.quantile(below), self.quantile(above)
+        # Rounding must not push the prediction out of its own region.
+        prediction = self.prediction.to(low.dtype)
+        return Region(torch.minimum(low, prediction), torch.maximum(high, prediction), above - below)
+
+    def highest(self, mass: float) -> list[list[tuple[float, float]]]:
+        """The smallest set that holds the asked mass: for each input its intervals, several where there are modes.
+
+        Args:
+            mass: asked; the last cell taken may make it a little more.
+        """
+        inside = self.inside(mass)
+        edges = self.edges.tolist()
+        found = []
+        for row in torch.nn.functional.pad(inside.int(), (1, 1)).diff(dim=1).cpu():  # 1 where one begins, -1 after it
+            starts, ends = (row == 1).nonzero()[:, 0].tolist(), (row == -1).nonzero()[:, 0].tolist()
+            found.append([(edges[a], edges[b]) for a, b in zip(starts, ends, strict=True)])
+        return found
+
+    def inside(self, mass: float) -> Tensor:
+        """Which cells are in the smallest set that holds the asked mass, (n, m)."""
+        _check_mass(mass)
+        order = self.density.argsort(dim=1, descending=True, stable=True)
+        sorted_mass = self.log_mass.double().exp().gather(1, order)
+        before = sorted_mass.cumsum(1) - sorted_mass  # held without this cell
+        return torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before < mass)
+
+    def __repr__(self) -> str:
+        low, high = float(self.support[0]), float(self.support[-1])
+        return (
+            f"OutputDistribution of {len(self):,} inputs on {len(self.support):,} points from {low:.4g} to {high:.4g}"
+        )
+
+    @property
+    def _below(self) -> Tensor:
+        """Mass below each edge, (n, m + 1)."""
+        below = self.log_mass.double().exp().cumsum(1)
+        return torch.nn.functional.pad(below / below[:, -1:], (1, 0))
+
+
+def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+    """Piecewise linear through (xs, ys), both ascending in each row; constant beyond the ends."""
+    x = x.to(xs.dtype).contiguous()
+    upper = torch.searchsorted(xs.contiguous(), x).clamp(1, xs.shape[1] - 1)
+    x0, x1 = xs.gather(1, upper - 1), xs.gather(1, upper)
+    y0, y1 = ys.gather(1, upper - 1), ys.gather(1, upper)
+    share = ((x - x0) / (x1 - x0).clamp(min=torch.finfo(xs.dtype).tiny)).clamp(0, 1)
+    return y0 + share.to(ys.dtype) * (y1 - y0)
+
+
+def _check_mass(mass: float) -> None:
+    if not 0 < mass < 1:
+        raise ValueError(f"mass must lie between 0 and 1, both excluded; got {mass}.")

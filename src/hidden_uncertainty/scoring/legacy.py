@@ -1,0 +1,50 @@
+"""Files of earlier versions, as this version would have written them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+Content = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
+    """The header and tensors of a file of any version in the form of this one."""
+    return (header, tensors) if "version" in header else _from_0_1(header, tensors)
+
+
+def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Content:
+    """Version 0.1.0 saved `LatentDensity` alone: a density per layer, and one marginal beside them."""
+    layers, marginal = header["head"]["layers"], header["head"]["marginal"]
+    combine = header["combine"] if header["combine"] == "last" else {header["combine"]: 1.0}
+    leading = layers[-1]["name"] if combine == "last" else header["combine"]
+    threshold = header["threshold"]
+    fitted, terms = [], []
+    for part in layers:
+        name, asked = part["name"], header["densities"].get(part["name"])
+        facts = {key: part[key] for key in ("name", "reduction", "calibration", "conformal")}
+        method = {"kind": "DensityMethod", "spec": header["marginal"]}
+        fitted.append({**facts, "method": {**method, "density": part["density"], "marginal": marginal}})
+        unfitted = {**method, "density": asked, "marginal": None}
+        terms.append({"method": unfitted, "layer": name, "reduce": part["reduction"]["reduce"], "name": name})
+    converted = {
+        **{key: header[key] for key in ("model", "task", "condition", "seed", "calibrated", "threshold")},
+        "kind": "LatentDensity",
+        "output": None,  # the task knows it
+        "head": {"terms": fitted, "combination": {"combine": combine, "standard": {}}, "calibration": None},
+        "terms": terms,
+        "combine": combine,
+        "pixels": header.get("pixels"),
+        "thresholds": {} if threshold is None else {leading: threshold},
+    }
+    renamed = {}
+    for key, tensor in tensors.items():
+        if key.startswith("marginal."):
+            for number in range(len(layers)):
+                renamed[f"parts.{number}.method.prior.{key}"] = tensor
+        else:
+            place, _, rest = key.partition(".density.")
+            renamed[f"{place}.method.density.{rest}" if rest else key] = tensor
+    return converted, renamed

@@ -1,0 +1,90 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hidden_uncertainty import Comparison
+from hidden_uncertainty.cli.app import app
+from hidden_uncertainty.demo import methods
+from hidden_uncertainty.demo import show as demo_module
+
+
+def test_demo_writes_the_same_numbers_each_time(tmp_path: Path) -> None:
+    found = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(folder)])
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.stdout
+        assert str(folder / "demo.png") in result.stdout
+        numbers = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
+        assert numbers.pop("seconds")["total"] > 0
+        found.append(numbers)
+    assert found[0] == found[1]
+    assert (tmp_path / "one" / "demo.png").read_bytes() == (tmp_path / "two" / "demo.png").read_bytes()
+    for change in (*found[0]["rotation"], *found[0]["noise"], *found[0]["flip"], found[0]["left_out"]):
+        for kind in ("surprising", "mean_p_value", "auroc"):
+            assert set(change[kind]) == {"conv1", "conv2", "conv3", "hidden", "output", "softmax entropy"}
+            assert all(0 <= value <= 1 for value in change[kind].values())
+        assert 0 <= change["accuracy"] <= 1
+
+
+def test_the_seed_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(demo_module, "run", lambda out, settings: calls.append((out, settings)))
+    assert CliRunner().invoke(app, ["demo", "--seed", "7", "--out", str(tmp_path)]).exit_code == 0
+    assert calls == [(tmp_path, demo_module.Settings(seed=7))]
+
+
+def test_help_and_version() -> None:
+    runner = CliRunner()
+    assert "demo" in runner.invoke(app, ["--help"]).stdout
+    assert "--out" in runner.invoke(app, ["demo", "--help"], env={"COLUMNS": "100"}).stdout
+    assert runner.invoke(app, ["--version"]).stdout == f"hidden-uncertainty {version('hidden-uncertainty')}\n"
+    assert "Usage" in runner.invoke(app, []).output
+
+
+@pytest.mark.parametrize("command", ["demo", "compare"])
+def test_a_folder_that_cannot_be_made_is_found_before_the_work(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, [command, "--out", str(tmp_path / "file" / "folder")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot write to")
+    assert "Choose another folder with --out." in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["demo", "--seed", "-1"], "seed"), (["demo", "--speed"], "--speed"), (["dmo"], "dmo")],
+)
+def test_mistyped_commands(arguments: list[str], expected: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert expected in result.output
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
+    assert result.exit_code == 2
+    assert "is a file" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_compare_prints_and_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"inputs": {"in_distribution": 9}, "timed inputs": 9, "batch": 9, "rounds": 1, "threads": 1}
+    rows = [{"method": "energy", "ood": "digits 8-9", "metric": "auroc", "value": 0.9, "std": 0.1, "n": 2}]
+    found = Comparison(rows, {**about, "device": "cpu", "hardware": "a machine", "versions": {}})
+    asked = []
+    monkeypatch.setattr(methods, "run", lambda **options: asked.append(options) or found)
+    result = CliRunner().invoke(app, ["compare", "--seeds", "2", "--quick", "--out", str(tmp_path / "new")])
+    assert result.exit_code == 0, result.output
+    assert asked == [{"seeds": range(2), "quick": True}]
+    assert str(found) in result.stdout
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["comparison.json", "comparison.png"]
+    assert Comparison.load(tmp_path / "new" / "comparison.json").rows == rows

@@ -1,0 +1,102 @@
+"""What is predicted: classes, numbers, and the network's own variance of them."""
+
+import math
+
+import pytest
+import torch
+
+from hidden_uncertainty.model.tasks import Classification, Regression, as_task, from_config
+
+
+def test_the_class_with_the_largest_score():
+    prediction, classes, _ = Classification().predict(torch.tensor([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]]))
+    assert prediction.tolist() == [1, 0] and classes == 3
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_one_logit_is_two_classes(shape):
+    prediction, classes, _ = Classification().predict(torch.tensor([-1.0, 2.0, 0.5, -3.0]).reshape(shape))
+    assert prediction.tolist() == [0, 1, 1, 0] and classes == 2
+
+
+def test_one_of_several_outputs():
+    output = {"logits": torch.eye(3), "loss": torch.tensor(1.0)}
+    assert Classification("logits").predict(output)[0].tolist() == [0, 1, 2]
+
+
+def test_pixels_and_single_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"the network gave \(n, 3, 5, 5\)"):
+        Classification().predict(torch.randn(2, 3, 5, 5))
+    with pytest.raises(ValueError, match="single number"):
+        Classification().predict(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_one_number_per_input(shape):
+    value = torch.tensor([-1.0, 2.0, 0.5, -3.0])
+    prediction = Regression().predict(value.reshape(shape))
+    assert torch.equal(prediction.value, value) and prediction.classes is None and prediction.variance is None
+
+
+def test_several_numbers_in_at_least_single_precision():
+    value = (
+        Regression("boxes").predict({"boxes": torch.ones(5, 4, dtype=torch.bfloat16), "loss": torch.tensor(0.0)}).value
+    )
+    assert value.shape == (5, 4) and value.dtype == torch.float32
+    assert Regression().predict(torch.ones(5, dtype=torch.float64)).value.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("task", "output"),
+    [
+        (Regression(spread="columns"), torch.tensor([[1.0, 4.0], [2.0, 9.0]])),
+        (
+            Regression(spread="columns", spread_is="log_variance"),
+            torch.tensor([[1.0, math.log(4)], [2.0, math.log(9)]]),
+        ),
+        (Regression(0, spread=1, spread_is="deviation"), (torch.tensor([1.0, 2.0]), torch.tensor([[2.0], [3.0]]))),
+        (Regression("mean", spread="var"), {"mean": torch.tensor([[1.0], [2.0]]), "var": torch.tensor([4.0, 9.0])}),
+    ],
+    ids=["columns", "logarithm", "deviation", "dict"],
+)
+def test_mean_and_variance(task, output):
+    prediction = task.predict(output)
+    assert torch.equal(prediction.value, torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(prediction.variance, torch.tensor([4.0, 9.0]))
+
+
+def test_several_means_and_variances():
+    prediction = Regression(spread="columns").predict(torch.arange(8.0).reshape(2, 4))
+    assert prediction.value.tolist() == [[0, 1], [4, 5]] and prediction.variance.tolist() == [[2, 3], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "message"),
+    [
+        (Regression(), torch.randn(2, 3, 5, 5), r"gave \(n, 3, 5, 5\)"),
+        (Regression(spread="columns"), torch.randn(2, 3), "second half of the columns, but the network gave 3"),
+        (Regression(0, spread=1), (torch.randn(2, 3), torch.rand(2)), "they must agree"),
+        (Regression(spread="columns"), torch.tensor([[1.0, -4.0]]), "variance of -4; none can be negative"),
+    ],
+    ids=["pixels", "odd columns", "shapes", "negative variance"],
+)
+def test_outputs_that_are_no_regression(task, output, message):
+    with pytest.raises(ValueError, match=message):
+        task.predict(output)
+
+
+def test_options_that_make_no_task():
+    with pytest.raises(ValueError, match="spread_is must be one of"):
+        Regression(spread_is="sigma")
+    with pytest.raises(ValueError, match="say where the prediction itself is: output="):
+        Regression(spread=1)
+    with pytest.raises(ValueError, match="task must be one of"):
+        as_task("ranking")
+    with pytest.raises(ValueError, match="say it once"):
+        as_task(Regression(0), output=1)
+
+
+@pytest.mark.parametrize("task", [Classification("logits"), Regression(0, spread=1, spread_is="deviation")])
+def test_a_task_is_rebuilt_from_its_configuration(task):
+    rebuilt = from_config(task.config())
+    assert type(rebuilt) is type(task) and rebuilt.config() == task.config()

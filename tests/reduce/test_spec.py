@@ -1,0 +1,90 @@
+"""The shape part of a reduction against numpy, and what `Reduce` refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hidden_uncertainty.reduce import Reduce
+
+
+@pytest.mark.parametrize(
+    ("reduce", "shape", "expected"),
+    [
+        (Reduce(), (4, 3, 2, 5), lambda x: x.reshape(4, -1)),
+        (Reduce(), (4, 7), lambda x: x),
+        (Reduce(), (4,), lambda x: x[:, None]),
+        (Reduce("project"), (4, 3, 2), lambda x: x.reshape(4, -1)),
+        (Reduce("channels"), (4, 3, 2, 5), lambda x: x.mean((2, 3))),
+        (Reduce("channels"), (4, 3, 2), lambda x: x.mean(2)),
+        (Reduce("channels"), (4, 3, 2, 5, 2), lambda x: x.mean((2, 3, 4))),
+        (Reduce("channels"), (4, 7), lambda x: x),
+        (Reduce("tokens"), (4, 3, 2), lambda x: x.mean(1)),
+        (Reduce("tokens"), (4, 3, 2, 5), lambda x: x.mean((1, 2))),
+        (Reduce("tokens"), (4, 7), lambda x: x),
+        (Reduce("token"), (4, 3, 2), lambda x: x[:, 0]),
+        (Reduce("token", token=-1), (4, 3, 2), lambda x: x[:, -1]),
+    ],
+)
+def test_flat_is_what_numpy_says(reduce, shape, expected):
+    x = torch.randn(shape)
+    flat = reduce.flat(x)
+    np.testing.assert_allclose(flat.numpy(), expected(x.numpy()), rtol=1e-5, atol=1e-6)
+    assert flat.shape[1] == reduce.width(shape)
+
+
+@pytest.mark.parametrize("how", ["flatten", "channels", "tokens", "token", "project"])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_flat_is_promoted_and_never_shares_memory(how, given, kept):
+    x = torch.randn(4, 3, 2).to(given)
+    flat = Reduce(how).flat(x)
+    before = flat.clone()
+    assert flat.dtype == kept
+    x.zero_()
+    assert torch.equal(flat, before)
+
+
+def test_a_mean_of_half_precision_is_taken_in_float32():
+    x = torch.tensor([1, 1 + 2**-10], dtype=torch.float16).repeat(35_000)[None, None]  # float16 has nothing between
+    assert Reduce("channels").flat(x).item() == pytest.approx(1 + 2**-11, abs=1e-6)
+    assert Reduce("tokens").flat(x.mT).item() == pytest.approx(1 + 2**-11, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"how": "mean"},
+            r"^reduce \(or Reduce\(how=\)\) must be one of .* got 'mean'. For a mean, say",
+        ),
+        ({"how": "pca"}, r"got 'pca'\.$"),
+        ({"max_dim": 0}, "max_dim must be a whole number of at least 1, or None to keep all, got 0"),
+        ({"max_dim": 2.5}, "got 2.5"),
+        ({"max_dim": True}, "got True"),
+        ({"how": "project", "max_dim": None}, "needs max_dim"),
+        ({"token": "cls"}, "token must be a whole number, got 'cls'"),
+        ({"select": 1.5}, "select must be an index, a key or None, got 1.5"),
+        ({"residual": 1}, "residual must be True or False, got 1"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Reduce(**options)
+
+
+def test_reduce_goes_through_json():
+    reduce = Reduce("token", max_dim=7, token=-2, select="hidden", residual=True)
+    assert Reduce.from_dict(json.loads(json.dumps(reduce.to_dict()))) == reduce
+    with pytest.raises(ValueError, match="Reduce has no 'colour': it was written by another version"):
+        Reduce.from_dict({"how": "flatten", "colour": 1})

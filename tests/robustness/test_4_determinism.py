@@ -1,0 +1,46 @@
+"""Determinism."""
+
+import copy
+
+import pytest
+import torch
+
+from hidden_uncertainty import GaussianMixture, LatentDensity
+from tried import tried
+
+
+def fitted(model, data):
+    detector = LatentDensity(model, ["body", "hidden"], GaussianMixture(3, restarts=2), max_dim=5)
+    return detector.fit(data["train"], calibration=data["unseen"])
+
+
+@tried("two fits with the same seed", "they are identical to the bit, whatever the global random state")
+def test_same_seed(trained, data, untouched):
+    untouched(trained)
+    torch.manual_seed(1)
+    one = fitted(trained, data).head.state_dict()
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    two = fitted(trained, data).head.state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@tried("other batch sizes and orders", "the same scores to 1e-5")
+def test_batches_and_order(trained, data, untouched):
+    untouched(trained)
+    detector = LatentDensity(trained, ["body", "hidden"], max_dim=5).fit(data["train"])
+    x = data["test"][0][0]
+    whole = detector(x).epistemic
+    for size in (1, 7, 64):
+        torch.testing.assert_close(detector.predict(x.split(size)).epistemic, whole, rtol=1e-5, atol=1e-5)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(detector(x[order]).epistemic, whole[order], rtol=1e-5, atol=1e-5)
+
+
+@tried("a GPU instead of a CPU", "the same scores within tolerance")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_devices(trained, data):
+    here = fitted(trained, data).predict(data["test"])
+    there = fitted(copy.deepcopy(trained).cuda(), data).predict(data["test"])
+    torch.testing.assert_close(here.epistemic, there.epistemic, rtol=1e-2, atol=1e-2)

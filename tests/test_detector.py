@@ -1,0 +1,181 @@
+"""`Detector`: terms on layers and on the outputs, combined, calibrated, saved; and fits that fail leave no trace."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import pixel_nets
+from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce, io
+from hidden_uncertainty.baselines import Energy, NearestNeighbours
+from hidden_uncertainty.baselines.neighbours import NeighbourDistance
+from hidden_uncertainty.baselines.outputs import EnergyMethod, EntropyMethod
+from hidden_uncertainty.detector import Detector
+from hidden_uncertainty.scoring.bayes import DensityMethod
+from hidden_uncertainty.scoring.terms import Term
+
+FIELDS = ("prediction", "epistemic", "aleatoric", "log_aleatoric", "p_value", "surprising")
+
+
+def terms() -> list[Term]:
+    """Two on one layer, of which one is reduced, and one on the outputs."""
+    return [
+        Term(DensityMethod(GaussianMixture(2)), "body"),
+        Term(NeighbourDistance(k=5), "body", Reduce(max_dim=3), "near"),
+        Term(EnergyMethod()),
+    ]
+
+
+def alone(model):
+    """Each of the terms as a detector of its own."""
+    return {
+        "body": LatentDensity(model, "body", GaussianMixture(2)),
+        "near": NearestNeighbours(model, "body", k=5, max_dim=3),
+        "outputs": Energy(model),
+    }
+
+
+@pytest.mark.parametrize("combine", ["last", "mean", {"body": 0.1, "near": 2.0}])
+def test_terms_together_score_as_each_alone(trained, data, combine, tmp_path):
+    detector = Detector(trained, terms(), combine=combine).fit(data["train"], calibration=data["unseen"])
+    threshold = detector.threshold(0.1)
+    u = detector.predict(data["test"])
+    assert list(u.layers) == detector.layers == ["body", "near", "outputs"]
+    for name, single in alone(trained).items():
+        single.fit(data["train"], calibration=data["unseen"]).threshold(0.1)
+        expected, found = single.predict(data["test"]), u.layers[name]
+        torch.testing.assert_close(found.epistemic, expected.epistemic)
+        assert torch.equal(found.p_value, expected.p_value) and torch.equal(found.surprising, expected.surprising)
+    if combine == "last":
+        assert torch.equal(u.epistemic, u.layers["outputs"].epistemic) and u.aleatoric is None
+    elif combine != "mean":
+        expected = 0.1 * u.layers["body"].epistemic + 2 * u.layers["near"].epistemic
+        torch.testing.assert_close(u.epistemic, expected.to(u.epistemic.dtype))
+    assert u.threshold == threshold and torch.equal(u.surprising, u.p_value <= 0.1)
+    assert 0.03 < u.surprising.float().mean() < 0.2
+
+    detector.save(tmp_path / "file")
+    again = Detector.load(tmp_path / "file", copy.deepcopy(trained))
+    v = again.predict(data["test"])
+    assert type(again) is Detector and again.combine == detector.combine and again.unit == detector.unit
+    for name in u.layers:
+        assert torch.equal(v.layers[name].surprising, u.layers[name].surprising)
+    for field in FIELDS:
+        one, two = getattr(u, field), getattr(v, field)
+        assert one is two is None or torch.equal(one, two), field
+    assert torch.equal(again.fit(data["train"]).predict(data["test"]).epistemic, u.epistemic)
+    with pytest.raises(ValueError, match=r"holds a Detector, not a LatentDensity: use Detector\.load"):
+        LatentDensity.load(tmp_path / "file", trained)
+
+
+def test_a_mean_of_outputs_alone_is_fitted_too(trained, data):
+    """Neither method has anything to fit, but their mean needs the scores of training data."""
+    detector = Detector(trained, [Term(EnergyMethod(), name="energy"), Term(EntropyMethod(), name="entropy")])
+    assert torch.equal(detector(data["far"]).epistemic, detector(data["far"]).layers["entropy"].epistemic)
+    detector = Detector(trained, list(detector.terms.values()), combine="mean")
+    with pytest.raises(RuntimeError, match="not fitted"):
+        detector(data["far"])
+    u = detector.fit(data["train"]).predict(data["train"])
+    assert float(u.epistemic.mean()) == pytest.approx(0, abs=1e-5)
+
+
+def test_terms_of_pixels(tmp_path):
+    net, x = pixel_nets.Net(), pixel_nets.images(6)
+    options = {"pixels": Pixels(**pixel_nets.ALL), "task": "classification"}
+    detector = Detector(
+        net, [Term(DensityMethod(GaussianMixture(1)), "third"), Term(EnergyMethod())], combine="mean", **options
+    )
+    detector.fit([x], calibration=[pixel_nets.images(30, seed=1)]).threshold(0.2)
+    u = detector(x)
+    torch.testing.assert_close(u.layers["outputs"].epistemic, -net(x).detach().logsumexp(1))
+    alone = LatentDensity(net, "third", GaussianMixture(1), **options).fit([x])(x)
+    torch.testing.assert_close(u.layers["third"].epistemic, alone.epistemic)
+    assert u.epistemic.shape == (6, 14, 19) and float(u.epistemic.mean()) == pytest.approx(0, abs=0.2)
+    detector.save(tmp_path / "file")
+    v = Detector.load(tmp_path / "file", net)(x)
+    assert torch.equal(v.epistemic, u.epistemic) and torch.equal(v.surprising, u.surprising)
+
+
+def test_what_is_read_of_a_batch(trained, data):
+    detector = Detector(trained, terms()).fit(data["train"])
+    x = data["test"][0][0]
+    reading, features = detector.read(x), detector.extract([x])
+    assert torch.equal(reading.prediction.value, detector(x).prediction) and reading.label is None
+    for name, width in (("body", 12), ("near", 3), ("outputs", 3)):
+        (row,) = reading.rows(name)
+        assert row.z.shape == (100, width) and torch.equal(row.z, features.z[name])
+    assert (next(reading.rows("near")).residual > 0).all()
+
+
+def test_a_task_that_is_inferred_is_logged(trained, data, caplog):
+    caplog.set_level(logging.INFO, logger="hidden_uncertainty")
+    assert Detector(trained, terms()).fit(data["train"]).task.name == "classification"
+    assert [record.message for record in caplog.records] == [
+        "task: classification, 3 classes. Pass task= to say otherwise."
+    ]
+
+
+@pytest.mark.parametrize("use", ["fit", "calibration", "extract", "fit_features"])
+def test_a_task_guessed_in_a_fit_that_failed_is_not_kept(trained, data, use):
+    detector = LatentDensity(trained, "hidden", GaussianMixture(1))
+    spoilt = [*data["train"], (torch.full((1, 2), torch.nan), torch.zeros(1, dtype=torch.long))]
+    features = LatentDensity(trained, "hidden").extract(data["train"])
+    features.z["hidden"][0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        {
+            "fit": lambda: detector.fit(spoilt),
+            "calibration": lambda: detector.fit(data["train"], calibration=spoilt),
+            "extract": lambda: detector.extract(spoilt),
+            "fit_features": lambda: detector.fit_features(features),
+        }[use]()
+    assert detector.task is None and detector.head is None
+    assert detector.extract([(x, trained(x).detach()) for x, _ in data["train"]]).task.name == "regression"
+
+
+def test_a_file_knows_which_output_before_the_task_is_known(tmp_path):
+    pair = nn.Module()
+    pair.forward = lambda x: (x[:, :2], x)
+    detector = Detector(pair, [Term(EnergyMethod())], output=1)
+    detector.save(tmp_path / "file")
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Detector.load(tmp_path / "file", pair)(x).epistemic, -x.logsumexp(1))
+
+
+def test_the_model_is_left_out_of_files_and_moves(trained, data, tmp_path):
+    detector = Detector(trained, terms()).fit(data["train"])
+    detector.save(tmp_path / "file")
+    _, tensors = io.read(tmp_path / "file")
+    assert not any(torch.equal(tensor, p) for tensor in tensors.values() for p in trained.parameters())
+    again = Detector.load(tmp_path / "file", trained, unpack=lambda batch: (batch["other"], None))
+    assert torch.equal(again.predict([{"other": data["far"]}]).epistemic, detector(data["far"]).epistemic)
+    detector.to("meta")
+    assert all(parameter.device.type == "cpu" for parameter in trained.parameters())
+    assert {buffer.device.type for buffer in detector.head.buffers()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("terms", "options", "error", "message"),
+    [
+        ([], {}, ValueError, r"at least one term, each with a name of its own; got \[\]"),
+        (["body", "body"], {}, ValueError, r"each with a name of its own; got \['body', 'body'\]"),
+        (["bdy"], {}, ValueError, "layer 'bdy' is not in the model; nearest names: 'body'"),
+        (["body"], {"condition": "y"}, ValueError, "condition must be 'prediction' or 'label', not 'y'"),
+        (["body"], {"task": "ranking"}, ValueError, "task must be one of"),
+        (["body"], {"combine": "first"}, ValueError, "combine must be 'last', 'mean' or weights"),
+        (["body"], {"pixels": True}, TypeError, r"pixels must be Pixels\(...\) or None, not True"),
+        ([None], {"pixels": Pixels("latent")}, ValueError, "resolution='latent' is the grid of a layer"),
+    ],
+)
+def test_wrong_arguments(trained, terms, options, error, message):
+    with pytest.raises(error, match=message):
+        Detector(trained, [Term(DensityMethod(), layer) for layer in terms], **options)
+
+
+def test_calibration_comes_from_one_place(trained, data):
+    detector = Detector(trained, terms())
+    with pytest.raises(ValueError, match="not both"):
+        detector.fit(data["train"], calibration=data["unseen"], holdout=0.1)
+    with pytest.raises(ValueError, match="holdout is a share"):
+        detector.fit(data["train"], holdout=1.5)
