@@ -120,8 +120,8 @@ class Detector:
 
     @property
     def unit(self) -> str:
-        """The unit of the epistemic score."""
-        return next(iter(self.terms.values())).method.unit
+        """The unit of the epistemic score: that of the last term that counts."""
+        return self.terms[self._combination.leading].method.unit
 
     @property
     def head(self) -> Head | None:
