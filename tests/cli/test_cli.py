@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from hidden_uncertainty import Comparison
+from hidden_uncertainty import Comparison, __version__
 from hidden_uncertainty.cli.app import app
 from hidden_uncertainty.demo import methods
 from hidden_uncertainty.demo import show as demo_module
@@ -45,7 +44,7 @@ def test_help_and_version() -> None:
     runner = CliRunner()
     assert "demo" in runner.invoke(app, ["--help"]).stdout
     assert "--out" in runner.invoke(app, ["demo", "--help"], env={"COLUMNS": "100"}).stdout
-    assert runner.invoke(app, ["--version"]).stdout == f"hidden-uncertainty {version('hidden-uncertainty')}\n"
+    assert runner.invoke(app, ["--version"]).stdout == f"hidden-uncertainty {__version__}\n"
     assert "Usage" in runner.invoke(app, []).output
 
 
