@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.metrics.reconstruction import psnr
+from hidden_uncertainty.metrics.regression import psnr
 from hidden_uncertainty.regularise import Reconstruction
 
 from ...nets.regularised import Regularised

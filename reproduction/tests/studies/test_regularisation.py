@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hidden_uncertainty import GaussianMixture
-from hidden_uncertainty.metrics.reconstruction import psnr
+from hidden_uncertainty.metrics.regression import psnr
 from reproduction.render import render
 from reproduction.studies.regularisation import study as regularisation
 from reproduction.studies.regularisation.picture import draw_steps, draw_weights

@@ -11,22 +11,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..detector import Detector
 from ..extract import Pixels
 from ..model.batches import Adapter, Batch
 from ..model.capture import device_of, find, named, run, watch
 from ..model.tasks import Prediction, Task, TaskName
-from ..scoring.terms import Term
 from ..uncertainty import LayerScores
-from .outputs import read_as
-from .voting import AsRead, VotingReader
+from .voting import VotingDetector, VotingReader
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Dropout layers draw from the generator of the whole process: threads with different models take turns.
 _generator_lock = threading.RLock()
 
 
-class MCDropout(Detector):
+class MCDropout(VotingDetector):
     r"""Several passes with dropout left on, taken as samples of the weights (Gal and Ghahramani, 2016).
 
     Uncertainties are those of `DeepEnsemble`, with samples for members. Only dropout is switched on, for the time of
@@ -76,15 +73,9 @@ class MCDropout(Detector):
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
         _dropout(model)
-        options: dict[str, Any] = {"task": read_as(task, output, logits), "output": output, "unpack": unpack}
-        options |= {"logits": logits, "pixels": pixels}
+        options: dict[str, Any] = {"task": task, "output": output, "logits": logits, "pixels": pixels, "unpack": unpack}
         reader = DropoutReader(model, samples, seed=seed, max_rows=max_rows, **options)
-        super().__init__(model, [Term(AsRead())], pixels=pixels, seed=seed, progress=progress, reader=reader)
-
-    @property
-    def unit(self) -> str:
-        """The unit of the epistemic score, which depends on what is predicted."""
-        return "nats" if self.task is None or self.task.discrete else "squared units of the output"
+        super().__init__(reader, seed=seed, progress=progress)
 
 
 class DropoutReader(VotingReader):

@@ -11,18 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.utils._pytree import tree_map
 
-from ..detector import Detector
 from ..extract import Pixels
 from ..model.batches import Adapter, Batch
 from ..model.capture import device_of, run
 from ..model.tasks import Prediction, Task, TaskName
-from ..scoring.terms import Term
 from ..uncertainty import LayerScores
-from .outputs import read_as
-from .voting import AsRead, VotingReader
+from .voting import VotingDetector, VotingReader
 
 
-class DeepEnsemble(Detector):
+class DeepEnsemble(VotingDetector):
     r"""Several networks trained apart from different beginnings (Lakshminarayanan et al., 2017).
 
     For classes the prediction is that of the mean probability, the aleatoric uncertainty the mean entropy of the
@@ -65,14 +62,8 @@ class DeepEnsemble(Detector):
         progress: bool | None = None,
     ) -> None:
         self.models = _checked(models)
-        options: dict[str, Any] = {"task": read_as(task, output, logits), "output": output, "unpack": unpack}
-        reader = EnsembleReader(self.models, together=together, logits=logits, pixels=pixels, **options)
-        super().__init__(self.models[0], [Term(AsRead())], pixels=pixels, progress=progress, reader=reader)
-
-    @property
-    def unit(self) -> str:
-        """The unit of the epistemic score, which depends on what is predicted."""
-        return "nats" if self.task is None or self.task.discrete else "squared units of the output"
+        options: dict[str, Any] = {"task": task, "output": output, "logits": logits, "pixels": pixels, "unpack": unpack}
+        super().__init__(EnsembleReader(self.models, together=together, **options), progress=progress)
 
 
 class EnsembleReader(VotingReader):

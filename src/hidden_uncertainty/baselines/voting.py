@@ -11,17 +11,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from ..detector import Detector
 from ..extract import OUTPUTS, Features, Grid, Lattice, Pixels, Reader, Rows, Unseen, label_maps
 from ..extract.extractor import chosen
 from ..model.batches import Batch, require_repeatable
 from ..model.capture import select
-from ..model.tasks import Classification, Prediction, Task
+from ..model.tasks import Classification, Prediction, Task, TaskName
 from ..notes import warn
 from ..reduce import Reduction
 from ..scoring.bayes import infer
-from ..scoring.terms import Method, Scores
+from ..scoring.terms import Method, Scores, Term
 from ..uncertainty import LayerScores
-from .outputs import like_probabilities
+from .outputs import like_probabilities, read_as
 
 CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at a time
 
@@ -100,17 +101,47 @@ class ScoringReader(Reader):
         return Grid(prediction, {}, self.pixels, label, scores={OUTPUTS: scores})
 
 
+class VotingDetector(Detector):
+    """A detector by how far several predictions disagree.
+
+    Args:
+        reader: runs the networks.
+        seed: of what the reader draws.
+        progress: show progress bars; None shows them on a terminal.
+    """
+
+    def __init__(self, reader: VotingReader, *, seed: int = 0, progress: bool | None = None) -> None:
+        super().__init__(
+            reader.model, [Term(AsRead())], pixels=reader.pixels, seed=seed, progress=progress, reader=reader
+        )
+
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score, which depends on what is predicted."""
+        return "nats" if self.task is None or self.task.discrete else "squared units of the output"
+
+
 class VotingReader(ScoringReader):
     """Several passes over a batch, and how far they disagree.
 
     Args:
         model: the network, or the first of several.
-        logits: False when classifiers return probabilities, for a task that is inferred.
+        logits: False when classifiers return probabilities.
+        task: what is predicted; None infers it.
+        output: which tensor, when the network returns several.
         options: those of `ScoringReader`.
     """
 
-    def __init__(self, model: nn.Module, *, logits: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        logits: bool = True,
+        task: TaskName | Task | None = None,
+        output: int | str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, task=read_as(task, output, logits), output=output, **options)
         self.logits, self._looked = logits, False
 
     def known_task(self, output: Any, batch: Batch) -> Task:

@@ -17,8 +17,7 @@ from ..model.batches import Adapter, batches, require_repeatable, unpack
 from ..model.capture import device_of, watch
 from ..progress import bars, progress_bar
 from ..uncertainty import Uncertainty
-from .measure import hardware, kept_memory, milliseconds, peak_memory, versions
-from .quality import detection, errors
+from .measure import detection, errors, hardware, kept_memory, milliseconds, peak_memory, versions
 from .table import FORWARD, Comparison
 
 TIMED = 512  # inputs, or a few more: whole batches

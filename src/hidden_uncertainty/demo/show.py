@@ -6,17 +6,24 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
 
 from .. import plots
-from .measure import Demonstration, Settings, measure
+from .measure import ENTROPY, Demonstration, Settings, measure, most_surprising
 from .picture import draw
-from .terminal import introduce, summarise
 
 __all__ = ["Demonstration", "Settings", "draw", "measure", "run"]
+SHADES = " ░▒▓█"
+KEPT = ("100%", "95%", "90%", "80%", "50%", "30%")
 
 
 def run(out: str | os.PathLike[str], settings: Settings | None = None) -> dict[str, Any]:
@@ -43,6 +50,45 @@ def run(out: str | os.PathLike[str], settings: Settings | None = None) -> dict[s
     return numbers
 
 
+def introduce(console: Console) -> None:
+    """Print what is going to happen."""
+    console.print("A network that knows what it does not know", style="bold")
+    console.print(
+        "A small network learns the digits 0-7 that come with scikit-learn. Densities of\n"
+        "its hidden activations, fitted without labels, then tell what it never learned.\n"
+    )
+
+
+def summarise(shown: Demonstration, files: Sequence[Path], console: Console) -> None:
+    """Print what the demonstration found, and where the files are.
+
+    Args:
+        shown: as `measure` returns it.
+        files: that were written.
+        console: where to print.
+    """
+    numbers, layer = shown.numbers, shown.settings.layer
+    alarms, sizes = numbers["false_alarm"], numbers["data"]
+    console.print(
+        f"Learned from {sizes['train']} digits, "
+        f"right on {numbers['accuracy']['test']:.1%} of {sizes['test']} test digits.\n"
+        f"Layer {layer!r}, threshold from {sizes['calibration']} digits that the network has not seen:\n"
+        f"{alarms['asked']:.0%} false alarms asked for, {alarms['seen'][layer]:.1%} seen on the test digits."
+    )
+    for warning in numbers["warnings"]:
+        console.print(f"note: {warning}", style="dim", markup=False)
+    for table in (_rotation(shown), _detection(shown), _rejection(shown)):
+        console.print()
+        console.print(table)
+    console.print()
+    _gallery(shown, console)
+    seconds = {name: f"{value:.0f} s" for name, value in numbers["seconds"].items()}
+    spent = ", ".join(f"{name} {text}" for name, text in seconds.items() if name != "total")
+    console.print(f"\n{seconds['total']} in all ({spent}). Written:")
+    for path in files:
+        console.print(f"  {path}", soft_wrap=True, markup=False)
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)
@@ -55,3 +101,97 @@ def _write(text: str, path: Path) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def _rotation(shown: Demonstration) -> Table:
+    layer = shown.settings.layer
+    table = _table(f"Test digits, turned: accuracy falls, surprise in '{layer}' rises")
+    for name in ("degrees", "accuracy", "", "surprising", "", "AUROC"):
+        table.add_column(name, justify="left" if name == "" else "right")
+    for row in shown.numbers["rotation"]:
+        right, odd = row["accuracy"], row["surprising"][layer]
+        table.add_row(
+            str(row["degrees"]),
+            f"{right:.1%}",
+            Text(_bar(right), "blue"),
+            f"{odd:.1%}",
+            Text(_bar(odd), "red"),
+            f"{row['auroc'][layer]:.3f}",
+        )
+    return table
+
+
+def _detection(shown: Demonstration) -> Table:
+    """AUROC: one row per change, one column per score."""
+    numbers, settings = shown.numbers, shown.settings
+    changes = {
+        "left-out digits 8, 9": numbers["left_out"],
+        **{f"turned {row['degrees']}°": row for row in numbers["rotation"] if row["degrees"] in (15, 45, 90, 180)},
+        **{f"noise, deviation {row['deviation']:g}": row for row in numbers["noise"]},
+        **{f"flipped {row['direction']}ly": row for row in numbers["flip"]},
+    }
+    table = _table("AUROC against unchanged digits, by layer and by softmax entropy")
+    table.add_column("")
+    for name in (*settings.layers, _short(ENTROPY)):
+        table.add_column(name, justify="right")
+    for name, row in changes.items():
+        values = {score: row["auroc"][score] for score in (*settings.layers, ENTROPY)}
+        best = max(values.values())
+        table.add_row(name, *(Text(f"{value:.3f}", "bold" if value == best else "") for value in values.values()))
+    return table
+
+
+def _rejection(shown: Demonstration) -> Table:
+    table = _table("Accuracy of the share that is kept when the most uncertain are dropped")
+    for name in ("digits", "kept by"):
+        table.add_column(name)
+    for name in (*KEPT, "AURC"):
+        table.add_column(name, justify="right")
+    for which, label in (("test", "test"), ("rotated", "turned")):
+        for name, found in shown.numbers["rejection"][which].items():
+            kept: dict[str, Any] = found["accuracy_of_kept"]
+            table.add_row(label, _short(name), *(f"{kept[share]:.1%}" for share in KEPT), f"{found['aurc']:.4f}")
+    return table
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(" entropy")
+
+
+def _gallery(shown: Demonstration, console: Console, count: int = 4) -> None:
+    """The most surprising test digits, drawn in shades."""
+    console.print("The most surprising test digits", style="bold")
+    scored, u = shown.test, shown.test.uncertainty
+    assert u.p_value is not None
+    positions = most_surprising(scored, count)
+    cells = [
+        [
+            *_shades(scored.data.images[i, 0]),
+            f"{int(scored.data.labels[i])}, read as {int(u.prediction[i])}",
+            f"p = {float(u.p_value[i]):.3f}",
+        ]
+        for i in positions
+    ]
+    for line in zip(*cells, strict=True):
+        console.print("   ".join(part.ljust(16) for part in line).rstrip(), markup=False)
+
+
+def _shades(image: Tensor) -> list[str]:
+    """An image (H, W) in [0, 1] as lines of text, two characters per pixel."""
+    steps = (image.clamp(0, 1) * (len(SHADES) - 1)).round().to(torch.long)
+    return ["".join(2 * SHADES[step] for step in row) for row in steps.tolist()]
+
+
+def _bar(share: float, width: int = 16) -> str:
+    return ("█" * round(share * width)).ljust(width)
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )

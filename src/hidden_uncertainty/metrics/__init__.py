@@ -18,8 +18,7 @@ from .detection import (
     raulc,
     roc_curve,
 )
-from .reconstruction import psnr
-from .regression import ause, coverage, rank_correlation, rmse, sparsification, sparsification_oracle, width
+from .regression import ause, coverage, psnr, rank_correlation, rmse, sparsification, sparsification_oracle, width
 from .stream import Bounded, PixelDetection
 
 __all__ = [

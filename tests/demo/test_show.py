@@ -18,8 +18,7 @@ from sklearn.metrics import roc_auc_score
 from hidden_uncertainty import plots
 from hidden_uncertainty.demo import show as demo
 from hidden_uncertainty.demo.measure import ENTROPY
-from hidden_uncertainty.demo.show import Demonstration, Settings
-from hidden_uncertainty.demo.terminal import summarise
+from hidden_uncertainty.demo.show import Demonstration, Settings, summarise
 
 SMALL = replace(
     Settings(), epochs=4, max_dim=16, layers=("conv1", "hidden", "output"), degrees=(0, 90), deviations=(0.3,)

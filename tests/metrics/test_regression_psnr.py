@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidden_uncertainty.metrics.reconstruction import psnr
+from hidden_uncertainty.metrics.regression import psnr
 
 
 @settings(max_examples=30, deadline=None)
