@@ -17,7 +17,9 @@ from hidden_uncertainty.notes import logger
 from .studies import NAMES, load
 
 DATA = "HIDDEN_UNCERTAINTY_DATA"
-Root = Annotated[Path | None, typer.Option(file_okay=False, help="Folder that holds the data sets.", envvar=DATA)]
+Root = Annotated[
+    Path | None, typer.Option("--data", file_okay=False, help="Folder that holds the data sets.", envvar=DATA)
+]
 Name = Annotated[str, typer.Argument(help="Which data set; `data list` names them.")]
 
 
@@ -82,7 +84,7 @@ for _name, _about in NAMES.items():
 
 @data_app.command("list")
 def data_list(root: Root = None) -> None:
-    """List data sets, their size and terms, and which of them are here."""
+    """List data sets, their size and terms, and which are here (`-` none, `?` where no folder is known)."""
     from .datasets.images import listing
 
     for entry in listing(root):

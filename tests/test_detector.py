@@ -66,7 +66,7 @@ def test_terms_together_score_as_each_alone(trained, data, combine, tmp_path):
         one, two = getattr(u, field), getattr(v, field)
         assert one is two is None or torch.equal(one, two), field
     assert torch.equal(again.fit(data["train"]).predict(data["test"]).epistemic, u.epistemic)
-    with pytest.raises(ValueError, match=r"holds a Detector, not a LatentDensity: use Detector\.load"):
+    with pytest.raises(ValueError, match=r"holds Detector, not LatentDensity: use Detector\.load"):
         LatentDensity.load(tmp_path / "file", trained)
 
 

@@ -20,7 +20,7 @@ def find(root: str | os.PathLike[str] | None, *inside: str) -> Path:
         Traceback (most recent call last):
         FileNotFoundError: there is no '/no such folder/data.txt': ...
     """
-    remedy = f"pass root=, or set {VARIABLE}, to the folder that holds {inside[0]!r}."
+    remedy = f"pass --data FOLDER (root= in Python), or set {VARIABLE}, to the folder that holds {inside[0]!r}."
     root = root or os.environ.get(VARIABLE)
     if not root:
         raise FileNotFoundError(f"the folder of data sets is not known: {remedy}")

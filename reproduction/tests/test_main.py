@@ -60,11 +60,11 @@ def test_a_rough_result_does_not_replace_a_whole_one(tmp_path: Path, monkeypatch
 
 def test_data_sets_are_listed_and_checked(tmp_path: Path) -> None:
     runner = CliRunner()
-    listed = runner.invoke(app, ["data", "list", "--root", str(tmp_path)])
+    listed = runner.invoke(app, ["data", "list", "--data", str(tmp_path)])
     assert listed.exit_code == 0 and listed.stdout.startswith("mnist        -")
-    checked = runner.invoke(app, ["data", "verify", "mnist", "--root", str(tmp_path)])
+    checked = runner.invoke(app, ["data", "verify", "mnist", "--data", str(tmp_path)])
     assert checked.exit_code == 1 and checked.stdout.count("missing") == 4
-    unknown = runner.invoke(app, ["data", "verify", "imagenet", "--root", str(tmp_path)])
+    unknown = runner.invoke(app, ["data", "verify", "imagenet", "--data", str(tmp_path)])
     assert unknown.exit_code == 1 and "imagenet" in unknown.stderr
 
 

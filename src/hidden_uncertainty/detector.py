@@ -120,8 +120,8 @@ class Detector:
 
     @property
     def unit(self) -> str:
-        """The unit of the epistemic score: that of the last term that counts."""
-        return self.terms[self._combination.leading].method.unit
+        """The unit of the epistemic score: the leading term's, or deviations where scores are averaged."""
+        return "deviations" if self._combination.learns else self.terms[self._combination.leading].method.unit
 
     @property
     def head(self) -> Head | None:
@@ -317,7 +317,7 @@ class Detector:
         check_same(model, header["model"], tensors.pop("weights"), path)
         kind = Detector.kinds.get(header["kind"], Detector)
         if not issubclass(kind, cls):
-            raise ValueError(f"'{path}' holds a {header['kind']}, not a {cls.__name__}: use {header['kind']}.load.")
+            raise ValueError(f"'{path}' holds {header['kind']}, not {cls.__name__}: use {header['kind']}.load.")
         fitted, pixels, task = Fitted.from_config(header, tensors), header["pixels"], header["task"]
         fitted.head.to(device or device_of(model) or "cpu")
         detector: Any = kind.__new__(kind)

@@ -75,7 +75,7 @@ class LayerScores(_Alarm):
         return replace(self, **_map(self, lambda value: value.reshape(*shape)))
 
     def __repr__(self) -> str:
-        return "\n".join([f"LayerScores of {len(self):,} inputs", *_summary(self)])
+        return "\n".join(_summary(self))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -168,10 +168,7 @@ class Uncertainty(_Alarm):
         return replace(first, layers=layers, **_cat(results))
 
     def __repr__(self) -> str:
-        lines = [f"Uncertainty of {len(self):,} inputs", *_summary(self)]
-        if self.threshold is not None and self.epistemic.numel():
-            share = 100 * self.surprising.float().mean().item()
-            lines.append(f"  {'surprising':<14} {share:.1f} % above {self.threshold:.4g}")
+        lines = _summary(self)
         if self.layers:
             lines.append(f"  {'layers':<14} {', '.join(self.layers)}")
         return "\n".join(lines)
@@ -222,8 +219,12 @@ def _check_same(position: int, what: str, value: object, first: object) -> None:
 
 
 def _summary(scores: LayerScores | Uncertainty) -> list[str]:
-    return [
-        f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}"
-        for name, value in _tensors(scores).items()
-        if name != "prediction" and value.numel()
-    ]
+    inputs = "1 input" if len(scores) == 1 else f"{len(scores):,} inputs"
+    lines = [f"{type(scores).__name__} of {inputs}"]
+    for name, value in _tensors(scores).items():
+        if name != "prediction" and value.numel():
+            lines.append(f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}")
+    if scores.threshold is not None and scores.epistemic.numel():
+        share = 100 * scores.surprising.float().mean().item()
+        lines.append(f"  {'surprising':<14} {share:.1f} % above {scores.threshold:.4g}")
+    return lines

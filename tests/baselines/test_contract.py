@@ -293,7 +293,7 @@ def test_files(able, fitted, trained, data, tmp_path):
     again.fit(data["train"], calibration=data["unseen"]).threshold(0.1)
     close(again.predict(data["test"]), expected, rtol=1e-6, atol=1e-6)
     other = baselines.Energy if own is LatentDensity else LatentDensity
-    with pytest.raises(ValueError, match=rf"holds a {own.__name__}, not a {other.__name__}: use {own.__name__}\.load"):
+    with pytest.raises(ValueError, match=rf"holds {own.__name__}, not {other.__name__}: use {own.__name__}\.load"):
         other.load(path, trained)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density import KINDS, ConditionalFlow, Density, GaussianMixture, JointMixture
+from hidden_uncertainty.density import ConditionalFlow, Density, GaussianMixture, JointMixture
 
 Data = tuple[Tensor, Tensor, Tensor]  # z (n, d), y (n,) or (n, q), support (m,) or (m, q)
 
@@ -81,8 +81,8 @@ def same(one: Density, other: Density) -> bool:
 
 
 def test_every_kind_that_can_be_saved_is_here() -> None:
-    assert {type(build(0)) for build, _ in DENSITIES.values()} == set(KINDS.values())
-    assert all(kind.__name__ == name for name, kind in KINDS.items())
+    assert {type(build(0)) for build, _ in DENSITIES.values()} == set(Density.kinds.values())
+    assert all(kind.__name__ == name for name, kind in Density.kinds.items())
 
 
 def test_fit_returns_the_density(case: Case) -> None:

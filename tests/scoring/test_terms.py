@@ -50,7 +50,7 @@ def test_a_mean_is_of_scores_standardised_on_training_data():
         (None, "not None"),
         ({}, r"combine has weights for \[\]; name some of the layers"),
         ({"fc": 1.0, "head": 1.0}, r"weights for \['fc', 'head'\]"),
-        ({"fc": float("nan")}, r"combine's weights are finite numbers, not \[nan\]"),
+        ({"fc": float("nan")}, r"combine's weights are finite numbers, not all zero; got"),
     ],
 )
 def test_what_is_no_combination(combine, message):

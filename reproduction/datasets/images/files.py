@@ -42,7 +42,9 @@ def folder_of(root: Root) -> Path:
     """The folder of data sets, which may not exist yet."""
     chosen = root or os.environ.get(VARIABLE)
     if not chosen:
-        raise FileNotFoundError(f"the folder of data sets is not known: pass root=, or set {VARIABLE}, to a folder.")
+        raise FileNotFoundError(
+            f"the folder of data sets is not known: pass --data FOLDER (root= in Python), or set {VARIABLE}."
+        )
     return Path(chosen).expanduser()
 
 

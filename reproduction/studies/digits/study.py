@@ -16,7 +16,7 @@ import torch
 from hidden_uncertainty import LatentDensity
 from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.demo import DigitsNet, digits, train
-from hidden_uncertainty.density import KINDS, Density
+from hidden_uncertainty.density import Density
 from hidden_uncertainty.metrics import auroc
 from hidden_uncertainty.progress import track
 
@@ -87,4 +87,4 @@ def _density(method: str, *, quick: bool) -> Density:
     kind = options.pop("kind")
     if quick and kind == "ConditionalFlow":
         options |= {"max_epochs": 10, "patience": 10}
-    return KINDS[kind](**options)
+    return Density.kinds[kind](**options)

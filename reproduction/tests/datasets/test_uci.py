@@ -94,9 +94,7 @@ def test_the_environment_says_where_data_lies(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("HIDDEN_UNCERTAINTY_DATA", str(folder))
     assert uci("yacht", root=folder.parents[2]).digest == read(folder).digest
     sought = folder / "UCI_Datasets" / "yacht" / "data" / "data.txt"
-    with pytest.raises(
-        FileNotFoundError, match=f"there is no '{re.escape(str(sought))}': pass root=, or set HIDDEN_UNC"
-    ):
+    with pytest.raises(FileNotFoundError, match=f"there is no '{re.escape(str(sought))}': pass --data FOLDER"):
         uci("yacht")
     monkeypatch.delenv("HIDDEN_UNCERTAINTY_DATA")
     with pytest.raises(

@@ -145,7 +145,10 @@ class OutputDetector(Detector):
         pixels: Pixels | None = None,
         unpack: Adapter | None = None,
         progress: bool | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise TypeError(f"{type(self).__name__} takes no argument {', '.join(map(repr, unknown))}.")
         known = read_as(task, output, logits) or Classification(output, logits=logits)
         if not known.discrete:
             raise ValueError(

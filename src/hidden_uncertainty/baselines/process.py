@@ -90,6 +90,13 @@ class GaussianProcess(Detector):
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> None:
+        if isinstance(kernel, nn.Module) and not any(
+            base.__module__.startswith("gpytorch") for base in type(kernel).__mro__
+        ):
+            raise TypeError(
+                f"the first argument of GaussianProcess is a kernel, but a {type(kernel).__name__} came: it needs no "
+                "network, and is fitted to the inputs themselves."
+            )
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, not {backend!r}.")
         if backend == "auto":

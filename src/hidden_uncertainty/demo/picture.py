@@ -33,7 +33,7 @@ def draw(shown: Demonstration) -> Figure:
         f"Trained on {numbers['data']['train']} digits 0–7, right on {numbers['accuracy']['test']:.1%} of new ones. "
         "The density of its hidden activations, fitted without labels, tells what it never learned.",
         f"Orange frames: surprising to the {layer} layer, at a threshold chosen from familiar digits alone "
-        f"({shown.settings.false_alarm:.0%} false alarms asked, {numbers['false_alarm']['seen'][layer]:.1%} seen).",
+        f"({shown.settings.false_alarm:.0%} alarms requested, {numbers['false_alarm']['seen'][layer]:.1%} measured).",
     )
     for i, line in enumerate(lines):
         _text(figure, 0.3, 0.69 + 0.19 * i, line, size=PLAIN, color=GREY)
@@ -45,7 +45,7 @@ def draw(shown: Demonstration) -> Figure:
     _histograms(_axes(figure, 4.4, 1.36, 2.65, 1.5), shown)
     _heading(figure, 4.4, 3.62, "Detection (AUROC), by layer")
     _detection(_axes(figure, 5.12, 3.76, 1.93, 1.68), shown)
-    _heading(figure, 7.5, 1.22, "Each answer has a p-value")
+    _heading(figure, 7.5, 1.22, "Prediction and p-value of each digit")
     _gallery(figure, shown, left=7.5, top=1.36)
     _heading(figure, 7.5, 3.62, "Dropping the most uncertain")
     _rejection(_axes(figure, 7.95, 3.76, 2.35, 1.68), shown)

@@ -73,7 +73,7 @@ def summarise(shown: Demonstration, files: Sequence[Path], console: Console) -> 
         f"Learned from {sizes['train']} digits, "
         f"right on {numbers['accuracy']['test']:.1%} of {sizes['test']} test digits.\n"
         f"Layer {layer!r}, threshold from {sizes['calibration']} digits that the network has not seen:\n"
-        f"{alarms['asked']:.0%} false alarms asked for, {alarms['seen'][layer]:.1%} seen on the test digits."
+        f"{alarms['asked']:.0%} false alarms requested, {alarms['seen'][layer]:.1%} measured on the test digits."
     )
     for warning in numbers["warnings"]:
         console.print(f"note: {warning}", style="dim", markup=False)

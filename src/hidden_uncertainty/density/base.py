@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -17,8 +17,15 @@ class Density(nn.Module, ABC):
     r"""A density :math:`p(z \mid \hat y)` of activations given what the network predicts.
 
     What was fitted lives in buffers, so that a density moves, casts and saves like any module. `config` says how to
-    build the density again, with empty buffers that are then loaded. A subclass overrides `_fit`, or all of `fit`.
+    build the density again, with empty buffers that are then loaded. A subclass overrides `_fit`, or all of `fit`; it
+    can be loaded from files wherever it has been imported.
     """
+
+    kinds: ClassVar[dict[str, type[Density]]] = {}  # every density by its name, for files
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Density.kinds[cls.__name__] = cls
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
         """Fit to activations and the predictions that came with them.

@@ -72,6 +72,10 @@ class Task(ABC):
         """Its name and arguments, as JSON."""
         return {"name": self.name, "output": self.output}
 
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.config().items() if name != "name")
+        return f"{type(self).__name__}({options})"
+
 
 class Classification(Task):
     """The output holds one score per class, (n, C), and the prediction is the class with the largest.

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..density import KINDS as DENSITIES
 from ..density import Density, GaussianMixture, JointMixture
 from ..extract import Features, Lattice
 from ..marginal import KINDS as MARGINALS
@@ -281,7 +280,7 @@ class DensityMethod(Method):
             spec = build(MARGINALS, spec, "marginal")
         prior = Prior(spec)
         prior.marginal = None if fitted is None else build(MARGINALS, fitted, "marginal")
-        return cls(None if density is None else build(DENSITIES, density, "density"), prior)
+        return cls(None if density is None else build(Density.kinds, density, "density"), prior)
 
 
 def _drawn(counts: Tensor, y: Tensor) -> Tensor:

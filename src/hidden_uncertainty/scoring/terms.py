@@ -72,7 +72,7 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
+        """Everything but the tensors, as JSON, before a fit and after it: files hold both."""
 
     @classmethod
     @abstractmethod
@@ -228,9 +228,10 @@ def check_combine(combine: Any, names: Sequence[str]) -> Combine:
     if isinstance(combine, Mapping):
         if not combine or not set(combine) <= set(names):
             raise ValueError(f"combine has weights for {list(combine)}; name some of the layers {list(names)}.")
-        if not all(map(math.isfinite, combine.values())):
-            raise ValueError(f"combine's weights are finite numbers, not {list(combine.values())}.")
-        return {name: float(weight) for name, weight in combine.items()}
+        weights = {name: float(weight) for name, weight in combine.items() if weight != 0}
+        if not weights or not all(map(math.isfinite, weights.values())):
+            raise ValueError(f"combine's weights are finite numbers, not all zero; got {list(combine.values())}.")
+        return weights
     if combine in ("last", "mean"):
         return combine
     if combine in names:

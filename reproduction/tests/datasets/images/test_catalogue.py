@@ -78,5 +78,5 @@ def test_names_and_folders_that_are_not_known() -> None:
         verify("mnits", "anywhere")
     with pytest.raises(ValueError, match=r"no data set '\?'; All: mnist, "):
         verify("?", "anywhere")
-    with pytest.raises(FileNotFoundError, match="is not known: pass root=, or set HIDDEN_UNCERTAINTY_DATA"):
+    with pytest.raises(FileNotFoundError, match="is not known: pass --data FOLDER"):
         verify("mnist")
