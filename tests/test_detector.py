@@ -2,14 +2,16 @@
 
 import copy
 import logging
+import pickle
 
 import pytest
 import torch
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from torch import nn
 
 import pixel_nets
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce, io
-from hidden_uncertainty.baselines import Energy, NearestNeighbours
+from hidden_uncertainty.baselines import Energy, GaussianProcess, Mahalanobis, NearestNeighbours, SoftmaxEntropy
 from hidden_uncertainty.baselines.neighbours import NeighbourDistance
 from hidden_uncertainty.baselines.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.detector import Detector
@@ -179,3 +181,71 @@ def test_calibration_comes_from_one_place(trained, data):
         detector.fit(data["train"], calibration=data["unseen"], holdout=0.1)
     with pytest.raises(ValueError, match="holdout is a share"):
         detector.fit(data["train"], holdout=1.5)
+
+
+def test_what_is_given_once_is_fitted_to_each_term_by_itself(trained, data):
+    """One density for two layers, one method for two terms: neither fit is the other's."""
+    one = GaussianMixture(1)
+    given = LatentDensity(trained, ["body.0", "body"], dict.fromkeys(["body.0", "body"], one)).fit(data["train"])
+    copied = LatentDensity(trained, ["body.0", "body"], one).fit(data["train"])
+    method = DensityMethod(one)
+    shared = Detector(trained, [Term(method, "body.0"), Term(method, "body")]).fit(data["train"])
+    for detector in (given, shared):
+        for name, scores in detector.predict(data["test"]).layers.items():
+            assert torch.equal(scores.epistemic, copied.predict(data["test"]).layers[name].epistemic)
+
+
+def test_features_of_another_output_do_not_choose_it():
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.z, self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 5)
+
+        def forward(self, x):
+            z = self.z(x)
+            return self.a(z), self.b(z)
+
+    model = Two()
+    features = LatentDensity(model, "z", output=0).extract([x])
+    detector = NearestNeighbours(model, "z", k=1, output=1).fit_features(features)
+    assert torch.equal(detector(x).prediction, model(x)[1].argmax(1))
+
+
+def test_methods_on_outputs_take_inputs_that_are_no_tensors():
+    class Words(nn.Module):
+        def forward(self, texts):
+            return torch.tensor([[len(text), 5.0] for text in texts])
+
+    assert SoftmaxEntropy(Words())(["to", "sentence"]).prediction.tolist() == [1, 0]
+
+
+def test_classes_of_ones_own(trained, data, tmp_path):
+    class Mine(LatentDensity):
+        pass
+
+    LatentDensity(trained, "body").fit(data["train"]).save(tmp_path / "theirs")
+    Mine(trained, "body").fit(data["train"]).save(tmp_path / "mine")
+    assert type(Mine.load(tmp_path / "theirs", trained)) is Mine
+    assert type(LatentDensity.load(tmp_path / "mine", trained)) is Mine
+    del Detector.kinds["Mine"]  # as where it is not imported
+    assert type(Detector.load(tmp_path / "mine", trained)) is LatentDensity
+
+    Energy(trained).fit(data["train"]).save(tmp_path / "energy")
+    hiding = type("Energy", (LatentDensity,), {})
+    assert type(Detector.load(tmp_path / "energy", trained)) is Energy and hiding in Detector.kinds.values()
+    with pytest.raises(ValueError, match=r"holds LatentDensity, not Mahalanobis"):
+        Mahalanobis.load(tmp_path / "theirs", trained)
+
+
+def test_a_process_can_be_pickled():
+    x = torch.linspace(-1, 1, 20)[:, None]
+    process = GaussianProcess(RBF(1.0, "fixed") + WhiteKernel(0.1, "fixed")).fit([(x, x[:, 0].sin())])
+    assert torch.equal(pickle.loads(pickle.dumps(process))(x).epistemic, process(x).epistemic)
+
+
+def test_unseen_data_are_read_before_the_fit(trained, data, monkeypatch):
+    monkeypatch.setattr(GaussianMixture, "_fit", None)  # which a fit would call
+    with pytest.raises(ValueError, match="the loader gave no batches"):
+        LatentDensity(trained, "body", GaussianMixture(1)).fit(data["train"], calibration=[])

@@ -120,7 +120,7 @@ def test_safetensors_reads_it_too(path: Path) -> None:
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata()
     assert metadata["format"] == "hidden-uncertainty"
-    assert metadata["version"] == "1"
+    assert metadata["version"] == "2"
     assert json.loads(metadata["header"]) == HEADER
 
 
@@ -244,11 +244,11 @@ def test_safetensors_of_others(path: Path, metadata: dict[str, str] | None) -> N
 
 
 def test_newer_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(io, "FORMAT_VERSION", 3)
     io.write(path, HEADER, TENSORS)
     assert io.read(path)[0] == HEADER
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"newer version \(format 2, this one reads 1\): upgrade hidden-uncertainty"):
+    with pytest.raises(ValueError, match=r"newer version \(format 3, this one reads 2\): upgrade hidden-uncertainty"):
         io.read(path)
 
 

@@ -43,12 +43,12 @@ def require(method: Any, ability: Ability) -> None:
     """Raise, naming the method, unless it can do what is asked; a class of your own can what its nearest base can.
 
     Example:
-        >>> class DeepEnsemble:
-        ...     pass
-        >>> require(DeepEnsemble(), "save")
+        >>> from hidden_uncertainty.baselines import GaussianProcess
+        >>> require(GaussianProcess(), "save")
         Traceback (most recent call last):
-        NotImplementedError: DeepEnsemble cannot be saved: ...
+        NotImplementedError: GaussianProcess cannot be saved: ...
     """
-    known = next(ABILITIES[kind.__name__] for kind in type(method).__mro__ if kind.__name__ in ABILITIES)
+    ours = [kind.__name__ for kind in type(method).__mro__ if kind.__module__.startswith("hidden_uncertainty.")]
+    known = next(ABILITIES[name] for name in ours if name in ABILITIES)
     if not getattr(known, ability):
         raise NotImplementedError(f"{type(method).__name__} {_WORDS[ability]}.")

@@ -22,7 +22,7 @@ from .progress import bars
 from .reduce import Reduction
 from .scoring.head import Calibrated, Fitted, FittedTerm, Head, fit_terms
 from .scoring.legacy import convert
-from .scoring.terms import Combination, Combine, Term, check_combine
+from .scoring.terms import Combination, Combine, Term, by_name, check_combine
 from .uncertainty import Uncertainty
 
 
@@ -63,7 +63,7 @@ class Detector:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Detector.kinds[cls.__name__] = cls
+        io.register(Detector.kinds, cls)
 
     def __init__(
         self,
@@ -80,9 +80,7 @@ class Detector:
         progress: bool | None = None,
         reader: Reader | None = None,
     ) -> None:
-        self.terms = {term.name: term for term in terms}
-        if not terms or len(self.terms) != len(terms):
-            raise ValueError(f"give at least one term, each with a name of its own; got {[one.name for one in terms]}.")
+        self.terms = by_name(terms)
         if condition not in ("prediction", "label"):
             raise ValueError(f"condition must be 'prediction' or 'label', not {condition!r}.")
         if pixels is not None:
@@ -152,11 +150,16 @@ class Detector:
         if holdout is not None and not 0 < holdout < 1:
             raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
         with bars(self.progress), self.reader.tentative():
-            fitted, unseen = self._fit(loader, holdout)
-            if calibration is not None:
-                fitted = self._calibrate(fitted, self._readings(calibration, fitted), "unseen")
-            elif unseen is not None:
-                fitted = self._calibrate(fitted, unseen.readings(), "holdout")
+            features, unseen = None, None
+            if self._fits or self.reader.learns or holdout is not None:
+                features, apart = self.reader.fit(loader, holdout=holdout or 0.0)
+                unseen = None if holdout is None else apart
+            if calibration is not None:  # before the fit, so that an error in it comes first
+                reductions = self._unfitted().head.reductions if features is None else features.reductions
+                unseen = self._unseen(calibration, reductions)
+            fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
+            if unseen is not None:
+                fitted = self._calibrate(fitted, unseen, "unseen" if holdout is None else "holdout")
         self._keep(fitted)
         if holdout is not None:
             warn(
@@ -198,10 +201,11 @@ class Detector:
                 )
         with bars(self.progress), self.reader.tentative():
             if self.reader.task is None:
-                self.reader.task = features.task
+                own = self.reader.output is not None and self.reader.output != features.task.output
+                self.reader.task = type(features.task)(self.reader.output) if own else features.task
             fitted = self._fit_terms(features)
             if calibration is not None:
-                fitted = self._calibrate(fitted, calibration.readings(), "unseen")
+                fitted = self._calibrate(fitted, calibration, "unseen")
         return self._keep(fitted)
 
     def calibrate(self, loader: Iterable[Any]) -> Self:
@@ -212,7 +216,8 @@ class Detector:
         """
         fitted = self._fitted()
         with bars(self.progress):
-            return self._keep(self._calibrate(fitted, self._readings(loader, fitted), "unseen"))
+            unseen = self._unseen(loader, fitted.head.reductions)
+            return self._keep(self._calibrate(fitted, unseen, "unseen"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs, given as the model takes them."""
@@ -282,7 +287,7 @@ class Detector:
         header = {
             **fitted.config(),
             "version": 2,  # of this header; 0.1.0 had none
-            "kind": type(self).__name__,
+            "kinds": [io.name_of(Detector.kinds, kind) for kind in type(self).__mro__ if issubclass(kind, Detector)],
             "model": describe(self.model),
             "terms": [term.config() for term in self.terms.values()],
             "task": None if self.task is None else self.task.config(),
@@ -315,9 +320,11 @@ class Detector:
         """
         header, tensors = convert(*io.read(path))
         check_same(model, header["model"], tensors.pop("weights"), path)
-        kind = Detector.kinds.get(header["kind"], Detector)
-        if not issubclass(kind, cls):
-            raise ValueError(f"'{path}' holds {header['kind']}, not {cls.__name__}: use {header['kind']}.load.")
+        known = next((Detector.kinds[name] for name in header["kinds"] if name in Detector.kinds), Detector)
+        own = issubclass(cls, known) and not cls.__module__.startswith(__package__ + ".")  # a subclass of the user's
+        if not issubclass(known, cls) and not own:
+            raise ValueError(f"'{path}' holds {known.__name__}, not {cls.__name__}: use {known.__name__}.load.")
+        kind = known if issubclass(known, cls) else cls
         fitted, pixels, task = Fitted.from_config(header, tensors), header["pixels"], header["task"]
         fitted.head.to(device or device_of(model) or "cpu")
         detector: Any = kind.__new__(kind)
@@ -358,14 +365,6 @@ class Detector:
         self._state, self._reductions = fitted, fitted.head.reductions
         return self
 
-    def _fit(self, loader: Iterable[Any], holdout: float | None) -> tuple[Fitted, Unseen | None]:
-        """Fit to a loader, and give back what was set apart."""
-        features, unseen = None, None
-        if self._fits or self.reader.learns or holdout is not None:
-            features, unseen = self.reader.fit(loader, holdout=holdout or 0.0)
-        fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
-        return fitted, unseen if holdout is not None else None
-
     def _unfitted(self) -> Fitted:
         """The methods as they are, where there is nothing to fit to features."""
         parts = {name: FittedTerm(AsIs(), copy.deepcopy(term.method)) for name, term in self.terms.items()}
@@ -375,13 +374,14 @@ class Detector:
         methods = {name: term.method for name, term in self.terms.items()}
         return fit_terms(methods, features, self.condition, self._combination, owner=type(self).__name__)
 
-    def _calibrate(self, fitted: Fitted, unseen: Iterable[Reading], calibrated: Calibrated) -> Fitted:
-        return fitted.calibrate(unseen, calibrated)
+    def _calibrate(self, fitted: Fitted, unseen: Unseen, calibrated: Calibrated) -> Fitted:
+        return fitted.calibrate(self._readings(unseen, fitted), calibrated)
 
-    def _readings(self, loader: Iterable[Any], fitted: Fitted) -> Iterator[Reading]:
-        """Unseen data, batch by batch, with its labels."""
-        for index, batch in enumerate(self.reader.batches(loader, "calibrating")):
-            yield self._reading(batch, fitted, index, labels=True)
+    def _unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
+        return self.reader.unseen(loader, reductions)
+
+    def _readings(self, unseen: Unseen, fitted: Fitted) -> Iterator[Reading]:
+        return unseen.readings()
 
     def _reading(self, batch: Batch, fitted: Fitted, index: int | None = None, *, labels: bool = False) -> Reading:
         """Run the network on one batch."""

@@ -18,9 +18,28 @@ import torch
 from torch import Tensor
 
 FORMAT = "hidden-uncertainty"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 METADATA = "__metadata__"  # how safetensors names what is not a tensor
 MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer ones
+
+
+def register(kinds: dict[str, Any], kind: Any) -> None:
+    """Give a class the name that files call it by: its own, or with its module where another class has that name.
+
+    Example:
+        >>> kinds = {}
+        >>> register(kinds, int)
+        >>> kinds
+        {'int': <class 'int'>}
+    """
+    other = kinds.get(kind.__name__, kind)
+    taken = other.__module__ != kind.__module__
+    kinds[f"{kind.__module__}.{kind.__qualname__}" if taken else kind.__name__] = kind
+
+
+def name_of(kinds: Mapping[str, Any], kind: Any) -> str:
+    """The name that files call a registered class by."""
+    return next((name for name, known in kinds.items() if known is kind), kind.__name__)
 
 
 def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -162,4 +162,4 @@ def _densities(
         raise TypeError(f"density= takes a density such as GaussianMixture(), or one for each layer, not {density!r}.")
     if set(density) != set(layers):
         raise ValueError(f"density names the layers {list(density)}, layers= names {list(layers)}: name the same ones.")
-    return copy.deepcopy(dict(density))
+    return {name: copy.deepcopy(density[name]) for name in layers}

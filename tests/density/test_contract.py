@@ -81,8 +81,9 @@ def same(one: Density, other: Density) -> bool:
 
 
 def test_every_kind_that_can_be_saved_is_here() -> None:
-    assert {type(build(0)) for build, _ in DENSITIES.values()} == set(Density.kinds.values())
-    assert all(kind.__name__ == name for name, kind in Density.kinds.items())
+    ours = {name: kind for name, kind in Density.kinds.items() if kind.__module__.startswith("hidden_uncertainty.")}
+    assert {type(build(0)) for build, _ in DENSITIES.values()} == set(ours.values())
+    assert all(kind.__name__ == name for name, kind in ours.items())
 
 
 def test_fit_returns_the_density(case: Case) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from torch import Tensor, nn
 
-from ..extract import Features, Reading, Rows
+from ..extract import Features, Reading, Rows, Unseen
 from ..model.tasks import Classification, Condition
-from ..scoring.head import Calibrated, Fitted
+from ..scoring.head import Fitted
 from ..scoring.terms import Layers
 from ..uncertainty import Uncertainty
 from .base import LayerDetector, LayerOptions
@@ -107,9 +107,9 @@ class Credibility(LayerDetector):
         self._state = replace(fitted, threshold=float(score))
         return float(score)
 
-    def _calibrate(self, fitted: Fitted, unseen: Iterable[Reading], calibrated: Calibrated) -> Fitted:
-        """Count neighbours that disagree with what is true, where classes are labels."""
-        return super()._calibrate(fitted, map(self._judged, unseen), calibrated)
+    def _readings(self, unseen: Unseen, fitted: Fitted) -> Iterator[Reading]:
+        """Neighbours are counted that disagree with what is true, where classes are labels."""
+        return map(self._judged, super()._readings(unseen, fitted))
 
     def _judged(self, reading: Reading) -> Reading:
         assert isinstance(reading, Rows)

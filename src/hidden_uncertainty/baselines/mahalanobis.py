@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, Unpack
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from ..density.gaussian.pooled import PooledGaussians
 from ..density.linalg import Shrinkage
-from ..extract import Features, Reading, Rows
+from ..extract import Features, Reading, Rows, Unseen
 from ..model.batches import Batch
 from ..model.capture import select, watch
 from ..model.tasks import Condition
+from ..reduce import Reduction
 from ..scoring.head import Fitted
 from ..scoring.terms import Layers
 from ..uncertainty import Uncertainty
@@ -27,7 +28,7 @@ class MahalanobisDistance(RowMethod):
     Args:
         classes: a mean per class, to be fitted.
         background: the mean of all data, to be fitted; None where the distance is not relative.
-        epsilon: how far inputs are moved first.
+        epsilon: how far `Mahalanobis` moves inputs first; other detectors do not.
     """
 
     unit = "squared deviations"
@@ -148,6 +149,16 @@ class Mahalanobis(LayerDetector):
         if self.epsilon:
             raise ValueError("epsilon moves inputs, which features no longer have: use loaders, or epsilon=0.")
 
+    def _unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
+        return super()._unseen(loader, reductions) if self.epsilon == 0 else _Later(loader)
+
+    def _readings(self, unseen: Unseen, fitted: Fitted) -> Iterator[Reading]:
+        if not isinstance(unseen, _Later):
+            yield from super()._readings(unseen, fitted)
+            return
+        for index, batch in enumerate(self.reader.batches(unseen.loader, "calibrating")):
+            yield self._reading(batch, fitted, index, labels=True)
+
     def _reading(self, batch: Batch, fitted: Fitted, index: int | None = None, *, labels: bool = False) -> Reading:
         reading = super()._reading(batch, fitted, index, labels=labels)
         if self.epsilon == 0:
@@ -227,6 +238,17 @@ class RelativeMahalanobis(Mahalanobis):
     """
 
     relative = True
+
+
+@dataclass(frozen=True)
+class _Later:
+    """A loader that is read once the distances are fitted, which inputs are moved by."""
+
+    loader: Iterable[Any]
+
+    def readings(self) -> Iterator[Reading]:
+        """There are none without a fit."""
+        raise NotImplementedError
 
 
 def _leaf(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
@@ -105,10 +106,7 @@ class GaussianProcess(Detector):
             _import_gpytorch()
         self.kernel, self.backend, self.standardise = kernel, backend, standardise
         self.max_rows, self.restarts = max_rows, restarts
-
-        def build(x: Tensor, y: Tensor) -> Process:
-            return _Sklearn(kernel, restarts, seed, x, y) if backend == "sklearn" else _Gpytorch(kernel, x, y)
-
+        build = partial(_Sklearn, kernel, restarts, seed) if backend == "sklearn" else partial(_Gpytorch, kernel)
         reader = ProcessReader(build, standardise=standardise, max_rows=max_rows, unpack=unpack)
         term = Term(AsRead("squared units of the target", fits=True))
         super().__init__(reader.model, [term], seed=seed, progress=progress, reader=reader)

@@ -90,6 +90,10 @@ class ScoringReader(Reader):
         self.learn(loader, holdout)
         return None, _SetApart(self, loader, holdout)
 
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
+        """All of a loader, scored later."""
+        return _SetApart(self, loader)
+
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Rows | Grid:
@@ -259,18 +263,19 @@ def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
 
 @dataclass(frozen=True, eq=False)
 class _SetApart:
-    """The inputs of a loader that were set apart, scored when they are asked for."""
+    """Inputs to calibrate with, scored when they are asked for: all of a loader's, or those that were set apart."""
 
     reader: ScoringReader
     loader: Iterable[Any]
-    holdout: float
+    holdout: float | None = None
 
     def readings(self) -> Iterator[Rows | Grid]:
         """Their scores, batch by batch."""
         for batch in self.reader.batches(self.loader, "calibrating"):
-            apart = chosen(batch, self.holdout)
-            if bool(apart.any()):
-                yield _some(self.reader.reading(batch, {}, labels=True), apart)
+            apart = None if self.holdout is None else chosen(batch, self.holdout)
+            if apart is None or bool(apart.any()):
+                reading = self.reader.reading(batch, {}, labels=True)
+                yield reading if apart is None else _some(reading, apart)
 
 
 def _some(reading: Rows | Grid, which: Tensor) -> Rows | Grid:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from ..extract import Lattice
+from ..io import register
 from ..notes import deprecated
 from ..progress import bars
 
@@ -25,7 +26,7 @@ class Density(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Density.kinds[cls.__name__] = cls
+        register(Density.kinds, cls)
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
         """Fit to activations and the predictions that came with them.

@@ -82,6 +82,10 @@ class Reader:
         """Read all of a loader, with reductions that were fitted before."""
         raise NotImplementedError
 
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
+        """What to calibrate with: all of a loader."""
+        raise NotImplementedError
+
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Reading:
@@ -175,6 +179,10 @@ class Extractor(Reader):
         """Extract the features of a loader with reductions that were fitted before."""
         return self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
 
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
+        """The features of a loader."""
+        return self.extract(loader, reductions)
+
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Rows:
@@ -195,7 +203,7 @@ class Extractor(Reader):
 
     def _read(self, batch: Batch, reads: Mapping[str, Read], index: int | None) -> tuple[Task, Any, dict[str, Any]]:
         """Run the network on one batch: its task, its output, and what each of `reads` makes of what its term sees."""
-        samples, layers = len(batch), dict[str, list[str]]()  # the terms that read each layer
+        layers: dict[str, list[str]] = {}  # the terms that read each
         for name in reads:
             layer = self.sources[name].layer
             if layer is not None:
@@ -206,7 +214,7 @@ class Extractor(Reader):
                 found = {}
                 for name in layers[layer]:
                     activation = select(output, self.sources[name].reduce.select, f"layer {layer!r}")
-                    _check_activation(activation, layer, samples, index)
+                    _check_activation(activation, layer, len(batch), index)
                     found[name] = reads[name](activation)
                 return found
 

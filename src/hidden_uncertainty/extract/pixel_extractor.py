@@ -24,26 +24,27 @@ ROWS = 1 << 14  # reduced at a time
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The images of a loader that were set apart, read again when they are asked for.
+    """Images to calibrate with, read when they are asked for: all of a loader's, or those that were set apart.
 
     Args:
         extractor: reads them.
         loader: gives them.
         reductions: from each term's vectors to z.
-        holdout: the share that was set apart.
+        holdout: the share that was set apart; None takes all.
     """
 
     extractor: PixelExtractor
     loader: Iterable[Any]
     reductions: Mapping[str, Reduction]
-    holdout: float
+    holdout: float | None = None
 
     def readings(self) -> Iterator[Grid]:
         """Their pixels, batch by batch."""
         for index, batch in enumerate(self.extractor.batches(self.loader, "calibrating")):
-            apart = chosen(batch, self.holdout)
-            if bool(apart.any()):
-                yield self.extractor.reading(batch, self.reductions, index, labels=True)[apart]
+            apart = None if self.holdout is None else chosen(batch, self.holdout)
+            if apart is None or bool(apart.any()):
+                grid = self.extractor.reading(batch, self.reductions, index, labels=True)
+                yield grid if apart is None else grid[apart]
 
 
 class PixelExtractor(Extractor):
@@ -85,6 +86,10 @@ class PixelExtractor(Extractor):
         """Draw pixels of a loader, with reductions that were fitted before."""
         sampler = self._draw(loader, 0.0)
         return self._features(sampler, sampler.rows(), reductions)
+
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Images:
+        """All images of a loader."""
+        return Images(self, loader, reductions)
 
     def reading(  # type: ignore[override]  # a grid instead of rows
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False

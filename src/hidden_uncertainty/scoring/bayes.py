@@ -17,6 +17,7 @@ from ..marginal import Categorical, Continuous, Marginal, Support, by_name, choo
 from ..marginal.base import MarginalName
 from ..model.tasks import TaskName
 from ..notes import about, warn
+from ..precision import without_autocast
 from .terms import Method, Scores, build, with_kind
 
 ROWS = 4096  # scored at a time at most, which bounds the memory of every density
@@ -187,6 +188,11 @@ class DensityMethod(Method):
         self.density, self.prior = density, Prior() if prior is None else prior
 
     @property
+    def shared(self) -> Sequence[nn.Module]:
+        """The marginal."""
+        return (self.prior,)
+
+    @property
     def interpolates(self) -> bool:
         """Whether the density scores a lattice."""
         return self.density is not None and self.density.interpolates
@@ -220,7 +226,8 @@ class DensityMethod(Method):
         self, z: Tensor | Lattice, prediction: Tensor, take: Callable[[Posterior, Support, Tensor], T]
     ) -> list[T]:
         """What `take` keeps of p(y | z) over the support, the support and the predictions, some rows at a time."""
-        return [take(*part) for part in self._posteriors(z, prediction)]
+        with without_autocast(z.device):
+            return [take(*part) for part in self._posteriors(z, prediction)]
 
     def _posteriors(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Posterior, Support, Tensor]]:
         marginal, density = self.prior.fitted, self.fitted

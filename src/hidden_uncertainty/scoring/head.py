@@ -274,10 +274,11 @@ def fit_terms(
             "KernelDensity(how='gaussian') need none."
         )
     y = features.condition(condition) if any(method.conditional for method in methods.values()) else None
-    parts = {}
-    # Copied together, so that the copies share what the methods share.
-    for name, method in copy.deepcopy(dict(methods)).items():
-        z = features.z[name]
+    parts, shared = {}, dict[int, Any]()
+    for name, asked in methods.items():
+        memo = dict(shared)
+        method, z = copy.deepcopy(asked, memo), features.z[name]
+        shared |= {id(part): memo[id(part)] for part in asked.shared}
         if method.fits:
             if bool((z == z[0]).all()):
                 raise ValueError(

@@ -12,7 +12,11 @@ Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 def convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
     """The header and tensors of a file of any version in the form of this one."""
-    return (header, tensors) if "version" in header else _from_0_1(header, tensors)
+    if "version" not in header:
+        return _from_0_1(header, tensors)
+    if header["version"] != 2:
+        raise ValueError(f"the file's header is of version {header['version']!r}; this version of the library reads 2.")
+    return header, tensors
 
 
 def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Content:
@@ -31,7 +35,7 @@ def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Conte
         terms.append({"method": unfitted, "layer": name, "reduce": part["reduction"]["reduce"], "name": name})
     converted = {
         **{key: header[key] for key in ("model", "task", "condition", "seed", "calibrated", "threshold")},
-        "kind": "LatentDensity",
+        "kinds": ["LatentDensity"],
         "output": None,  # the task knows it
         "head": {"terms": fitted, "combination": {"combine": combine, "standard": {}}, "calibration": None},
         "terms": terms,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..extract import OUTPUTS, Features, Lattice, Source
+from ..io import name_of, register
 from ..notes import deprecated
 from ..reduce import How, Reduce
 
@@ -43,7 +44,12 @@ class Method(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Method.kinds[cls.__name__] = cls
+        register(Method.kinds, cls)
+
+    @property
+    def shared(self) -> Sequence[nn.Module]:
+        """What this method may share with those of other terms, such as a marginal; all else is its own."""
+        return ()
 
     @property
     def interpolates(self) -> bool:
@@ -102,6 +108,8 @@ class Term:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.method, Method) or not isinstance(self.reduce, Reduce):
+            raise TypeError(f"a term takes a Method and a Reduce(...), not {self.method!r} and {self.reduce!r}.")
         if not self.name:
             object.__setattr__(self, "name", OUTPUTS if self.layer is None else self.layer)
 
@@ -173,7 +181,7 @@ class Combination:
 
 def with_kind(part: Any) -> dict[str, Any]:
     """The configuration of a method, density or marginal with its kind, for `build`."""
-    return {"kind": type(part).__name__, **part.config()}
+    return {"kind": name_of(getattr(part, "kinds", {}), type(part)), **part.config()}
 
 
 def build(kinds: Mapping[str, Any], config: Mapping[str, Any], what: str) -> Any:
@@ -183,6 +191,16 @@ def build(kinds: Mapping[str, Any], config: Mapping[str, Any], what: str) -> Any
     if kind not in kinds:
         raise ValueError(f"the file holds a {what} of kind {kind!r}; this version knows {', '.join(kinds)}.")
     return kinds[kind].from_config(options)
+
+
+def by_name(terms: Sequence[Term]) -> dict[str, Term]:
+    """Terms by their names, which must differ."""
+    if isinstance(terms, Term) or not all(isinstance(term, Term) for term in terms):
+        raise TypeError(f"terms= takes a list of Term(...), not {terms!r}.")
+    named = {term.name: term for term in terms}
+    if not terms or len(named) != len(terms):
+        raise ValueError(f"give at least one term, each with a name of its own; got {[term.name for term in terms]}.")
+    return named
 
 
 def chosen_layers(layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512) -> dict[str, Reduce]:
@@ -228,8 +246,9 @@ def check_combine(combine: Any, names: Sequence[str]) -> Combine:
     if isinstance(combine, Mapping):
         if not combine or not set(combine) <= set(names):
             raise ValueError(f"combine has weights for {list(combine)}; name some of the layers {list(names)}.")
-        weights = {name: float(weight) for name, weight in combine.items() if weight != 0}
-        if not weights or not all(map(math.isfinite, weights.values())):
+        numbers = all(isinstance(weight, int | float) and math.isfinite(weight) for weight in combine.values())
+        weights = {name: float(weight) for name, weight in combine.items() if weight != 0} if numbers else {}
+        if not weights:
             raise ValueError(f"combine's weights are finite numbers, not all zero; got {list(combine.values())}.")
         return weights
     if combine in ("last", "mean"):
