@@ -309,7 +309,7 @@ class Detector:
         unpack: Adapter | None = None,
         progress: bool | None = None,
     ) -> Self:
-        """Read a detector that `save` wrote.
+        """Read a detector that `save` wrote; what a subclass of your own sets in its `__init__` is not in the file.
 
         Args:
             path: the file.

@@ -46,11 +46,7 @@ class OutputMethod(Method):
 
     def look(self, scores: Tensor) -> None:
         """Warn, at the first batch, if outputs are not what they are taken for."""
-        if like_probabilities(scores):
-            warn(
-                "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, or a model "
-                "without its last softmax or sigmoid."
-            )
+        warn_of_probabilities(scores)
 
     def config(self) -> dict[str, Any]:
         """Nothing, but for methods with options."""
@@ -219,6 +215,15 @@ def read_as(task: TaskName | Task | None, output: int | str | None, logits: bool
     """The task as it was given; its scores are probabilities where the task or `logits=False` says so."""
     known = as_task(task, output)
     return known if logits or not isinstance(known, Classification) else Classification(known.output, logits=False)
+
+
+def warn_of_probabilities(scores: Tensor) -> None:
+    """Warn where outputs (n, C) that are taken as logits are likely probabilities."""
+    if like_probabilities(scores):
+        warn(
+            "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, or a model "
+            "without its last softmax or sigmoid."
+        )
 
 
 def like_probabilities(scores: Tensor) -> bool:

@@ -17,12 +17,11 @@ from ..extract.extractor import chosen
 from ..model.batches import Batch, require_repeatable
 from ..model.capture import select
 from ..model.tasks import Classification, Prediction, Task, TaskName
-from ..notes import warn
 from ..reduce import Reduction
 from ..scoring.bayes import infer
 from ..scoring.terms import Method, Scores, Term
 from ..uncertainty import LayerScores
-from .outputs import like_probabilities, read_as
+from .outputs import read_as, warn_of_probabilities
 
 CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at a time
 
@@ -168,11 +167,7 @@ class VotingReader(ScoringReader):
             scores = task.score_maps(output).permute(0, 2, 3, 1).flatten(0, 2)
         if task.logits and not self._looked and len(scores):
             self._looked = True
-            if like_probabilities(scores):
-                warn(
-                    "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, or a "
-                    "model without its last softmax or sigmoid."
-                )
+            warn_of_probabilities(scores)
         return Prediction(scores, scores.shape[1])
 
     def vote(self, task: Task, samples: Sequence[Prediction], output: Any) -> tuple[Prediction, LayerScores]:
