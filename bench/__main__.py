@@ -42,8 +42,8 @@ FULL: dict[str, Any] = {
 }
 QUICK: dict[str, Any] = {
     "peak": 128,
-    "em-d100": {"dim": 8, "rows": 1_000, "steps": 2, "rounds": 1, "pause": 0},
-    "em-d512": {"dim": 32, "rows": 2_500, "steps": 1, "rounds": 1, "pause": 0},
+    "em-d100": {"dim": 8, "rows": 5_000, "steps": 2, "rounds": 1, "pause": 0},
+    "em-d512": {"dim": 32, "rows": 5_000, "steps": 1, "rounds": 1, "pause": 0},
     "init-d100": {"dim": 8, "rows": 1_000, "rounds": 1, "pause": 0},
     "init-d512": {"dim": 32, "rows": 2_500, "rounds": 1, "pause": 0},
     "score-d100": {"dim": 8, "rows": 100, "train_rows": 1_000, "rounds": 1, "pause": 0},

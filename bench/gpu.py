@@ -40,7 +40,7 @@ FULL: dict[str, Any] = {
 QUICK: dict[str, Any] = {
     "device": {"size": 64, "copied": 1 << 16},
     "em-d100": {"dim": 4, "rows": 2000, "steps": 2, "sklearn_seconds": 20.0},
-    "em-d512": {"dim": 8, "rows": 1000, "steps": 1},
+    "em-d512": {"dim": 8, "rows": 2000, "steps": 1},
     "fit-d512": {"dim": 8, "rows": 1000},
     "score-10k": {"dim": 8, "rows": 50, "train_rows": 500},
     "score-1m": {"dim": 8, "rows": 200, "train_rows": 500, "tried_rows": 50},

@@ -19,8 +19,8 @@ from hidden_uncertainty import GaussianMixture
 from hidden_uncertainty.density import PooledGaussians
 from hidden_uncertainty.density.gaussian import _classes, _packed
 from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures
-from hidden_uncertainty.density.gaussian._kmeans import candidates, kmeans
-from hidden_uncertainty.precision import full_precision
+from hidden_uncertainty.density.gaussian._kmeans import kmeans
+from hidden_uncertainty.precision import precise
 from hidden_uncertainty.progress import bars
 from hidden_uncertainty.reduce.pca import StreamingPCA
 
@@ -46,9 +46,9 @@ def em(device: Device, *, name: str, dim: int, rows: int, steps: int, sklearn_se
     work = Work(products, factors, 4.0 * rows * dim * (2 * steps + 1))
     fits: list[Fit] = []
 
+    @precise
     def run() -> None:
-        with full_precision(device.torch):
-            fits[:] = [fit_mixtures(x, present, start, options)]
+        fits[:] = [fit_mixtures(x, present, start, options)]
 
     entry = device.measure(name, run, work, rounds=5)
     if not bool(fits[0].sound.all()):
@@ -114,9 +114,9 @@ def pca(device: Device, *, name: str, rows: int, dim: int, keep: int) -> Iterato
         result = pca.result()
         found[:] = [(result.mean, result.basis)]
 
+    @precise
     def theirs() -> None:
-        with full_precision(device.torch):
-            beside[:] = [(x.mean(0), torch.pca_lowrank(x, keep, niter=2)[2])]
+        beside[:] = [(x.mean(0), torch.pca_lowrank(x, keep, niter=2)[2])]
 
     beside: list[tuple[Tensor, Tensor]] = []
     plan = StreamingPCA(dim, keep)
@@ -177,6 +177,7 @@ def many(
     }
 
 
+@precise
 def _stacked(device: Device, dim: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of each class (C, n, d) around their middle, ones for them (C, n), and the k-means start (C, n, k)."""
     z, y = clusters(CLASSES, COMPONENTS, rows, dim, device.torch)
@@ -184,18 +185,12 @@ def _stacked(device: Device, dim: int, rows: int) -> tuple[Tensor, Tensor, Tenso
     x = z[order].unflatten(0, (CLASSES, rows // CLASSES))
     x = x - x.mean(1, keepdim=True)
     present = torch.ones(x.shape[:2], device=device.torch)
-    with full_precision(device.torch):
-        return x, present, kmeans(x, present, COMPONENTS, _draws(device))
+    return x, present, kmeans(x, present, COMPONENTS)
 
 
 def _start_seconds(device: Device, dim: int, rows: int) -> list[float]:
     x, present, _ = _stacked(device, dim, rows)
-    return device.seconds(partial(kmeans, x, present, COMPONENTS, _draws(device)), 4)[1:]
-
-
-def _draws(device: Device) -> Tensor:
-    random = torch.Generator().manual_seed(0)
-    return torch.rand(CLASSES, COMPONENTS, candidates(COMPONENTS), generator=random).to(device.torch)
+    return device.seconds(partial(kmeans, x, present, COMPONENTS), 4)[1:]
 
 
 def _rows_with_weight(x: Tensor, present: Tensor, start: Tensor, options: EMOptions) -> list[float]:
@@ -307,12 +302,12 @@ def _tried(device: Device, density: GaussianMixture, z: Tensor) -> list[Entry]:
     return found
 
 
+@precise
 def _captured(x: Tensor, mean: Tensor, basis: Tensor) -> float:
     """The share of the variance of the rows that lies within the basis."""
     inside = total = 0.0
-    with full_precision(x.device):
-        for part in x.split(4096):
-            centred = part - mean
-            inside += float((centred @ basis).double().square().sum())
-            total += float(centred.double().square().sum())
+    for part in x.split(4096):
+        centred = part - mean
+        inside += float((centred @ basis).double().square().sum())
+        total += float(centred.double().square().sum())
     return inside / total

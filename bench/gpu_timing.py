@@ -13,7 +13,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from hidden_uncertainty.precision import full_precision
+from hidden_uncertainty.precision import precise
 
 Run = Callable[[], Any]
 # What a kernel is for, by its name: the first that matches. Solvers call products too, which count as products.
@@ -65,6 +65,7 @@ class Device:
             found.append(time.perf_counter() - start)
         return found
 
+    @precise
     def measure_ceilings(self) -> dict[str, float]:
         """GFLOP/s of a square product in each precision, and GB/s of a copy, read and written."""
         found = {}
@@ -72,8 +73,7 @@ class Device:
         for dtype in (torch.float32, torch.float64):
             a, b = torch.randn(2, self.size, self.size, device=self.torch, generator=random).to(dtype)
             out = torch.empty_like(a)
-            with full_precision(self.torch):
-                best = min(self.seconds(partial(torch.mm, a, b, out=out), 6)[1:])
+            best = min(self.seconds(partial(torch.mm, a, b, out=out), 6)[1:])
             found[f"{str(dtype).removeprefix('torch.')}_gflops"] = 2e-9 * self.size**3 / best
         source = torch.rand(self.copied // 4, device=self.torch, generator=random)
         target = torch.empty_like(source)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
 from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures, maximise
-from hidden_uncertainty.density.gaussian._kmeans import candidates, kmeans
+from hidden_uncertainty.density.gaussian._kmeans import kmeans
 from hidden_uncertainty.progress import bars
 
 from .data import CLASSES, COMPONENTS, clusters
@@ -102,7 +102,7 @@ class EM:
 
 
 class Init:
-    """K-means++ and Lloyd's iterations of all classes, one start each: what both sides' EM begins with."""
+    """The first centres and Lloyd's iterations of all classes, one start each: what both sides' EM begins with."""
 
     def __init__(self, dim: int, rows: int, rounds: int, pause: float = 0.3) -> None:
         self.dim, self.rows, self.rounds, self.pause = dim, rows, rounds, pause
@@ -145,9 +145,7 @@ def _classes(rows: int, dim: int) -> tuple[list[Tensor], list[Tensor], list[np.n
 
 def _starts(x: list[Tensor], present: list[Tensor]) -> list[Tensor]:
     """Our k-means of each class."""
-    random = torch.Generator().manual_seed(0)
-    draws = torch.rand(CLASSES, 1, COMPONENTS, candidates(COMPONENTS), generator=random)
-    return [kmeans(rows, ones, COMPONENTS, u) for rows, ones, u in zip(x, present, draws, strict=True)]
+    return [kmeans(rows, ones, COMPONENTS) for rows, ones in zip(x, present, strict=True)]
 
 
 class Score:

@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 def resnet18(width: int = 64, classes: int = 10) -> nn.Sequential:
     """The network, in evaluation mode; its layer `pool` gives 8 × `width` numbers."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers: dict[str, nn.Module] = {
             "conv": nn.Conv2d(3, width, 3, 1, 1, bias=False),

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hidden_uncertainty.cli.terminal import any_character, stop, writing_to
+from hidden_uncertainty.cli.terminal import expand, prepare, stop, writing_to
 from hidden_uncertainty.notes import logger
 
 from .studies import NAMES, load
 
 DATA = "HIDDEN_UNCERTAINTY_DATA"
 Root = Annotated[
-    Path | None, typer.Option("--data", file_okay=False, help="Folder that holds the data sets.", envvar=DATA)
+    Path | None,
+    typer.Option("--data", file_okay=False, callback=expand, help="Folder that holds the data sets.", envvar=DATA),
 ]
 Name = Annotated[str, typer.Argument(help="Which data set; `data list` names them.")]
 
@@ -51,9 +52,15 @@ def _command(name: str) -> Callable[..., None]:
     def study(
         out: Annotated[
             Path | None,
-            typer.Option(file_okay=False, help="Folder for the result: results, or results/quick with --quick."),
+            typer.Option(
+                file_okay=False,
+                callback=expand,
+                help="Folder for the result: results, or results/quick with --quick.",
+            ),
         ] = None,
-        seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; each study has its own default.")] = None,
+        seeds: Annotated[
+            int | None, typer.Option(min=1, max=1000, help="Repetitions; each study has its own default.")
+        ] = None,
         data: Root = None,
         quick: Annotated[
             bool, typer.Option("--quick", help="A rough version with one repetition, in seconds or minutes.")
@@ -61,7 +68,7 @@ def _command(name: str) -> Callable[..., None]:
     ) -> None:
         if data is not None:
             os.environ[DATA] = str(data)
-        any_character()
+        prepare()
         # With fewer, networks side by side on a GPU queue behind each other; read when a process first uses the GPU.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         out = out or Path("results") / ("quick" * quick)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +55,33 @@ class Net(nn.Module):
         h = self.stem(x)
         self.before()
         return self.head(self.drop(h).flatten(1))
+
+
+def data_parallel(model: nn.Module) -> nn.DataParallel[nn.Module]:
+    """The wrapper as on a machine without a GPU: on one with a GPU it would move the model there."""
+    module = sys.modules[nn.DataParallel.__module__]
+    with patch.object(module, "_get_available_device_type", return_value=None):
+        return nn.DataParallel(model)
+
+
+class Average(nn.Module):
+    """Adds a moving average of what it sees, which it updates in evaluation mode too."""
+
+    def __init__(self, how: str = "in place") -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("still", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        new = 0.9 * self.mean + x.detach().mean()
+        if self.how == "in place":
+            self.mean.copy_(new)
+        elif self.how == "data":
+            self.mean.data.copy_(new)
+        else:
+            self.mean = new
+        return x + self.mean
 
 
 def images(n: int = 2) -> Tensor:

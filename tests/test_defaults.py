@@ -25,7 +25,7 @@ from hidden_uncertainty import (
     layers,
     metrics,
 )
-from hidden_uncertainty.demo import add_noise, digits
+from hidden_uncertainty.demo import DigitsNet, add_noise, digits
 from hidden_uncertainty.regularise import DenseDecoder, Reconstruction
 
 random = torch.Generator().manual_seed(0)
@@ -114,17 +114,19 @@ def measured(folder: Path) -> list[Any]:
     stream, confusion = metrics.PixelDetection(10), metrics.Confusion(3)
     for scores, mask in ((low, right), (low.numpy(), right.numpy()), (low.tolist(), right.tolist())):
         stream.update(scores, mask)
-        confusion.update(classes, classes.flip(0).numpy())
-        confusion.update(classes.tolist(), classes.tolist())
+        confusion.update(prediction=classes, label=classes.flip(0).numpy())
+        confusion.update(prediction=classes.tolist(), label=classes.tolist())
     pairs: list[tuple[Any, Any]] = [(low, high), (low.numpy(), high.numpy()), (low.tolist(), high.tolist())]
-    of_pairs = (metrics.auroc, metrics.average_precision, metrics.fpr_at_tpr, metrics.rmse, metrics.rank_correlation)
-    found: list[Any] = [metric(*pair) for pair in pairs for metric in of_pairs]
+    found: list[Any] = [metric(*pair) for pair in pairs for metric in (metrics.rmse, metrics.rank_correlation)]
+    for metric in (metrics.auroc, metrics.average_precision, metrics.fpr_at_tpr):
+        found += [metric(negative=negative, positive=positive) for negative, positive in pairs]
+    found += [metrics.ause(uncertainty=low, error=high.abs()), *metrics.roc_curve(negative=low, positive=high)]
     found += [
         metrics.expected_calibration_error(high.sigmoid(), right),
         metrics.aurc(low, right),
         metrics.raulc(low, right),
     ]
-    found += [metrics.ause(low, high.abs()), metrics.psnr(images, images.flip(0)), *metrics.roc_curve(low, high)]
+    found += [metrics.psnr(images, images.flip(0))]
     return [*found, stream.auroc, stream.average_precision, confusion.matrix, confusion.mean_iou]
 
 
@@ -188,13 +190,13 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
     "compare": comparison,
     "metrics": measured,
     "reconstruction": penalty,
-    "digits": lambda folder: [digits(left_out=(9,)).train.images, add_noise(images, 0.1)],
+    "digits": lambda folder: [digits(left_out=(9,)).train.images, add_noise(images, 0.1), *DigitsNet().parameters()],
     "files": written,
 }
 
 
 # What draws random numbers, or builds layers, in the default dtype.
-FOLLOWS = {"flow", "flow, numbers", "vectors, gaussian", "reconstruction", "digits"}
+FOLLOWS = {"flow", "flow, numbers", "vectors, gaussian", "vectors, uniform", "reconstruction"}
 
 
 @pytest.mark.parametrize("case", CASES)

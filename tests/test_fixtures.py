@@ -34,9 +34,13 @@ def test_scores_as_it_did(file):
     with safe_open(file, "pt") as opened:
         assert str(detector.calibrated) == opened.metadata()["calibrated"]
     found = scores(detector, x)
+    if detector.condition == "prediction":  # which tells nothing of labels, though version 0.1.0 said so
+        assert not [name for name in found if name.endswith("expected_error")]
+        expected = {name: value for name, value in expected.items() if not name.endswith("expected_error")}
     assert not expected.keys() - found.keys()
     for name, value in expected.items():
         # Scores near zero are differences of large ones, and a residual is one of squares, which costs more digits.
         scale = (10 if name.endswith(".residual") else 1) * float(value.double().abs().max())
         inexact = {"rtol": 1e-5, "atol": 1e-5 * scale} if value.is_floating_point() else {"rtol": 0, "atol": 0}
-        torch.testing.assert_close(found[name], value, **inexact, msg=lambda text, name=name: f"{name}: {text}")
+        same = found[name].to(value.dtype)  # p-values are in float64 since version 0.2
+        torch.testing.assert_close(same, value, **inexact, msg=lambda text, name=name: f"{name}: {text}")

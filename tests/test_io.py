@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -379,3 +380,74 @@ def test_killed_saver_leaves_a_readable_file(path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 5  # kills came between saves that went through
+
+
+def test_special_files_are_left_alone(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/null")):
+        mode = path.stat().st_mode
+        with pytest.raises(ValueError, match="is a device, a pipe or a socket"):
+            io.write(path, {}, {})
+        with pytest.raises(ValueError, match="is a device, a pipe or a socket"):
+            io.read(path)
+        assert path.stat().st_mode == mode
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o400])
+def test_a_replaced_file_keeps_its_mode(path: Path, mode: int) -> None:
+    path.touch()
+    path.chmod(mode)
+    io.write(path, HEADER, TENSORS)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_what_a_killed_save_left_is_removed(path: Path) -> None:
+    def left(name: str, age: float) -> Path:
+        file = path.with_name(name)
+        file.touch()
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
+        return file
+
+    stale = left(f".{path.name}.0123456789abcdef.tmp", 3600)
+    kept = [
+        left(f".{path.name}.123456789abcdef0.tmp", 5),  # another process may be writing it
+        left(".other.safetensors.0123456789abcdef.tmp", 3600),
+        left(f".{path.name}.mine.tmp", 3600),
+    ]
+    io.write(path, HEADER, TENSORS)
+    assert not stale.exists()
+    assert {*path.parent.iterdir()} == {path, *kept}
+
+
+def test_numbers_of_numpy_are_pythons(path: Path) -> None:
+    header = {"seed": np.int64(3), "share": np.float32(0.05), "wide": np.float64(0.1), "on": np.bool_(True)}
+    io.write(path, header, {})
+    found = io.read(path)[0]
+    assert found == {"seed": 3, "share": float(np.float32(0.05)), "wide": 0.1, "on": True}
+    assert [type(value) for value in found.values()] == [int, float, float, bool]
+    with pytest.raises(ValueError, match="ndarray is not JSON serializable"):
+        io.write(path, {"x": np.zeros(2)}, {})
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999"])
+def test_numbers_that_are_not_finite_in_a_preamble(path: Path, number: str) -> None:
+    io.write(path, HEADER, TENSORS)
+    preamble, data = parts(path)
+    preamble["__metadata__"]["version"] = "NUMBER"
+    text = json.dumps(preamble).replace('"NUMBER"', number).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with pytest.raises(ValueError, match=f"is damaged: its header is not JSON .{number} is no finite number"):
+        io.read(path)
+
+
+def test_blame_goes_to_the_file() -> None:
+    for error in (KeyError("terms"), TypeError("x"), OverflowError("x"), AssertionError(), RuntimeError("x.")):
+        text = r"^'some' is damaged: its content does not fit together: .+\. Save it"
+        with pytest.raises(ValueError, match=text), io.blaming("some"):
+            raise error
+    for other in (io.Unusable("of another model"), MemoryError(), KeyboardInterrupt(), UserWarning()):
+        with pytest.raises(type(other)) as caught, io.blaming("some"):
+            raise other
+        assert caught.value is other

@@ -186,6 +186,29 @@ def test_threads_share_the_display(terminal: io.StringIO) -> None:
     assert_clean(terminal)
 
 
+def test_a_forked_child_leaves_the_display_of_its_parent_alone(terminal: io.StringIO) -> None:
+    """In the child, the thread that draws is gone, with the locks that it held."""
+    with progress.progress_bar("here", total=2) as bar:
+        display, held, free = progress._display, threading.Event(), threading.Event()
+        assert display is not None
+
+        def draw() -> None:
+            with display._lock, progress._lock:
+                held.set()
+                assert free.wait(20)
+
+        thread = threading.Thread(target=draw)
+        thread.start()
+        assert held.wait(20)
+        progress._after_fork()
+        bar.advance()  # which would wait for ever
+        assert list(progress.track("ab", "another")) == ["a", "b"]
+    free.set()
+    thread.join(20)
+    assert bar.completed == 1
+    display.stop()
+
+
 def test_length_is_asked_for_and_may_be_missing(terminal: io.StringIO) -> None:
     class Stream(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:

@@ -89,6 +89,13 @@ def test_surprising_is_above_the_threshold() -> None:
     assert u[u.surprising].prediction.tolist() == [2, 3]
 
 
+def test_surprising_is_decided_without_rounding_the_threshold() -> None:
+    score = torch.tensor([0.1])  # a little above 0.1
+    u = Uncertainty(prediction=score, epistemic=score, threshold=0.1)
+    assert u.surprising.item() and not dataclasses.replace(u, threshold=score.item()).surprising.item()
+    assert u.to("meta").surprising.shape == (1,)
+
+
 def test_surprising_without_threshold() -> None:
     with pytest.raises(RuntimeError, match=r"detector\.threshold\(false_alarm=0\.01\)"):
         _ = draw(threshold=None).surprising

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar, Self
 
@@ -15,13 +16,14 @@ from .abilities import require
 from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen
 from .model.batches import Adapter, Batch
 from .model.capture import device_of
-from .model.identity import check_same, describe, weights
-from .model.tasks import Condition, Task, TaskName, as_task, from_config
+from .model.tasks import Condition, Task, TaskName, as_task
 from .notes import warn
 from .progress import bars
 from .reduce import Reduction
+from .scoring import files
+from .scoring.errors import counted
 from .scoring.head import Calibrated, Fitted, FittedTerm, Head, fit_terms
-from .scoring.legacy import convert
+from .scoring.repeats import Kept, read_again
 from .scoring.terms import Combination, Combine, Term, by_name, check_combine
 from .uncertainty import Uncertainty
 
@@ -88,12 +90,13 @@ class Detector:
                 raise TypeError(f"pixels must be Pixels(...) or None, not {pixels!r}.")
             require(self, "pixels")
         self.combine = check_combine(combine, list(self.terms))
-        self.condition, self.pixels, self.seed, self.progress = condition, pixels, seed, progress
+        self.condition, self.pixels, self.seed, self.progress = condition, pixels, io.plain(seed), progress
         self._combination = Combination(self.combine, self.layers)
         self._fits = self._combination.learns or any(term.method.fits for term in terms)
         if reader is None:
             sources = {name: term.source for name, term in self.terms.items()}
-            options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack, "seed": seed}
+            options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack}
+            options["seed"] = self.seed
             if pixels is not None:
                 options |= {"pixels": pixels, "condition": condition, "grid_of": self._combination.leading}
             reader = (Extractor if pixels is None else PixelExtractor)(model, sources, **options)
@@ -150,16 +153,19 @@ class Detector:
         if holdout is not None and not 0 < holdout < 1:
             raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
         with bars(self.progress), self.reader.tentative():
-            features, unseen = None, None
+            features, unseen, kept = None, None, None
+            if holdout is not None and not isinstance(loader, Iterator):
+                loader = kept = Kept(loader, self.reader.unpack)
             if self._fits or self.reader.learns or holdout is not None:
                 features, apart = self.reader.fit(loader, holdout=holdout or 0.0)
                 unseen = None if holdout is None else apart
             if calibration is not None:  # before the fit, so that an error in it comes first
                 reductions = self._unfitted().head.reductions if features is None else features.reductions
-                unseen = self._unseen(calibration, reductions)
+                kept = Kept(calibration, self.reader.unpack)
+                unseen = self._unseen(kept, reductions)
             fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
             if unseen is not None:
-                fitted = self._calibrate(fitted, unseen, "unseen" if holdout is None else "holdout")
+                fitted = self._calibrate(fitted, unseen, "unseen" if holdout is None else "holdout", kept)
         self._keep(fitted)
         if holdout is not None:
             warn(
@@ -216,22 +222,23 @@ class Detector:
         """
         fitted = self._fitted()
         with bars(self.progress):
-            unseen = self._unseen(loader, fitted.head.reductions)
-            return self._keep(self._calibrate(fitted, unseen, "unseen"))
+            kept = Kept(loader, self.reader.unpack)
+            unseen = self._unseen(kept, fitted.head.reductions)
+            return self._keep(self._calibrate(fitted, unseen, "unseen", kept))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs, given as the model takes them."""
         fitted = self._fitted()
-        return self._result(self._reading(self._batch(args, kwargs), fitted), fitted)
+        (u,) = self._results([self._reading(self._batch(args, kwargs), fitted)], fitted)
+        return u
 
     def predict(self, loader: Iterable[Any]) -> Uncertainty:
         """Score all of a loader; the result is on the CPU. For pixels, all images must have one size."""
         fitted = self._fitted()
         with bars(self.progress):
             batches = enumerate(self.reader.batches(loader, "scoring"))
-            return Uncertainty.cat(
-                [self._result(self._reading(batch, fitted, index), fitted).cpu() for index, batch in batches]
-            )
+            readings = (self._reading(batch, fitted, index) for index, batch in batches)
+            return Uncertainty.cat([u.cpu() for u in self._results(readings, fitted)])
 
     def read(self, *args: Any, **kwargs: Any) -> Reading:
         """Run the network on inputs, given as it takes them: its predictions, and what each term reads as rows."""
@@ -242,17 +249,19 @@ class Detector:
         require(self, "features")
         fitted = self._fitted()
         features.require(self.layers, fitted.head.reductions)
-        return self._result(next(features.readings()), fitted)
+        (u,) = self._results(features.readings(), fitted)
+        return u
 
     def interval(self, u: Uncertainty, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         r"""Bounds that hold the label of a share of new inputs, whatever the density: split conformal prediction.
 
-        .. math:: \hat y \pm q\, s(z), \qquad s(z)^2 = E[(y - \hat y)^2 \mid z]
+        .. math:: \hat y \pm q\, s(z)
 
         with q from the errors on the calibration data, in units of s(z): P(y between) ≥ coverage over calibration and
-        new inputs, if these are exchangeable. With several outputs, all lie between together. Where s(z) follows the
-        noise of the data, as it can with `condition="label"`, so do the bounds. For pixels, an image counts as held
-        when the labels of all but a `share` of its pixels lie between (see `Pixels`).
+        new inputs, if these are exchangeable. s(z) is the deviation that the network predicts, where it predicts one;
+        else the expected error, with `condition="label"`; else 1, and all intervals are equally wide. With several
+        outputs, all lie between together. For pixels, an image counts as held when the labels of all but a `share` of
+        its pixels lie between (see `Pixels`).
 
         Args:
             u: scores of this detector.
@@ -277,27 +286,14 @@ class Detector:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what was fitted; the model stays where it is."""
-        self._fitted().head.to(torch.device(device))  # precisions stay
-        return self
+        fitted = self._fitted()
+        # A copy, as other threads may score with what there is; precisions stay.
+        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write what was fitted to a safetensors file; the model is not in it."""
         require(self, "save")
-        fitted = self._fitted()
-        header = {
-            **fitted.config(),
-            "version": 2,  # of this header; 0.1.0 had none
-            "kinds": [io.name_of(Detector.kinds, kind) for kind in type(self).__mro__ if issubclass(kind, Detector)],
-            "model": describe(self.model),
-            "terms": [term.config() for term in self.terms.values()],
-            "task": None if self.task is None else self.task.config(),
-            "output": self.reader.output,
-            "condition": self.condition,
-            "combine": self.combine,
-            "pixels": None if self.pixels is None else self.pixels.config(),
-            "seed": self.seed,
-        }
-        io.write(path, header, {**fitted.head.state_dict(), "weights": weights(self.model)})
+        files.save(self, self._fitted(), path)
 
     @classmethod
     def load(
@@ -318,30 +314,7 @@ class Detector:
             unpack: as for the class; functions are not saved.
             progress: as for the class.
         """
-        header, tensors = convert(*io.read(path))
-        check_same(model, header["model"], tensors.pop("weights"), path)
-        known = next((Detector.kinds[name] for name in header["kinds"] if name in Detector.kinds), Detector)
-        own = issubclass(cls, known) and not cls.__module__.startswith(__package__ + ".")  # a subclass of the user's
-        if not issubclass(known, cls) and not own:
-            raise ValueError(f"'{path}' holds {known.__name__}, not {cls.__name__}: use {known.__name__}.load.")
-        kind = known if issubclass(known, cls) else cls
-        fitted, pixels, task = Fitted.from_config(header, tensors), header["pixels"], header["task"]
-        fitted.head.to(device or device_of(model) or "cpu")
-        detector: Any = kind.__new__(kind)
-        # Not the class's own __init__, which only builds terms: the file holds them.
-        Detector.__init__(
-            detector,
-            model,
-            kind.restored([Term.from_config(term) for term in header["terms"]]),
-            combine=header["combine"],
-            condition=header["condition"],
-            task=None if task is None else from_config(task),
-            output=header["output"],
-            pixels=None if pixels is None else Pixels.from_config(pixels),
-            unpack=unpack,
-            seed=header["seed"],
-            progress=progress,
-        )
+        detector, fitted = files.load(cls, Detector, path, model, device, unpack=unpack, progress=progress)
         return detector._keep(fitted)
 
     @classmethod
@@ -374,8 +347,13 @@ class Detector:
         methods = {name: term.method for name, term in self.terms.items()}
         return fit_terms(methods, features, self.condition, self._combination, owner=type(self).__name__)
 
-    def _calibrate(self, fitted: Fitted, unseen: Unseen, calibrated: Calibrated) -> Fitted:
-        return fitted.calibrate(self._readings(unseen, fitted), calibrated)
+    def _calibrate(self, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
+        def read(batch: Batch) -> Reading:
+            return self._reading(self._batch(batch.args, batch.kwargs, batch.label), fitted, labels=True)
+
+        alike = self.reader.repeats and all(term.method.smooth for term in self.terms.values())
+        again = read_again(kept, unseen, read) if alike else ()
+        return fitted.calibrate(self._readings(unseen, fitted), how, again)
 
     def _unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
         return self.reader.unseen(loader, reductions)
@@ -387,9 +365,12 @@ class Detector:
         """Run the network on one batch."""
         return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
 
-    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any], label: Tensor | None = None) -> Batch:
         device = device_of(self.model)
-        return Batch(args, kwargs, None) if device is None else Batch(args, kwargs, None).to(device)
+        return Batch(args, kwargs, label) if device is None else Batch(args, kwargs, label).to(device)
+
+    def _results(self, readings: Iterable[Reading], fitted: Fitted) -> Iterator[Uncertainty]:
+        return (self._result(reading, fitted) for reading in counted(readings))
 
     def _result(self, reading: Reading, fitted: Fitted) -> Uncertainty:
         return fitted.result(reading)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import secrets
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -21,6 +26,40 @@ FORMAT = "hidden-uncertainty"
 FORMAT_VERSION = 2
 METADATA = "__metadata__"  # how safetensors names what is not a tensor
 MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer ones
+STALE = 600  # seconds after which an unfinished file is that of a process that was killed
+WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Unusable(ValueError):
+    """A file that is whole, and yet cannot be used: of another version, for another model. The text says why."""
+
+
+@contextmanager
+def blaming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever error the content of a file causes in this block, it becomes one that says that the file is damaged."""
+    try:
+        yield
+    except Unusable:
+        raise
+    except WRONG as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error).strip().rstrip(".")
+        _damaged(path, f"its content does not fit together: {reason or type(error).__name__}", cause=error)
+
+
+def expect(holds: Tensor | bool, otherwise: str) -> None:
+    """Raise a ValueError unless something holds, in all places where there are several."""
+    if not (bool(holds.all()) if isinstance(holds, Tensor) else holds):
+        raise ValueError(otherwise)
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy as Python's, which files can hold and all of torch takes; anything else as it is.
+
+    Example:
+        >>> plain(np.int64(3)), plain("auto")
+        (3, 'auto')
+    """
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def register(kinds: dict[str, Any], kind: Any) -> None:
@@ -46,10 +85,12 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping
     """Write a header and tensors to a file, which is replaced in one step: a failure leaves the old one as it was.
 
     The same content gives the same bytes. Tensors are copied first: device, strides and shared memory do not matter.
+    A file that is replaced keeps its permissions. What a killed process left behind is removed by the next call.
 
     Args:
         path: The file, in a folder that exists.
-        header: What JSON can hold: dictionaries with text keys, lists, text, finite numbers, booleans and None.
+        header: What JSON can hold: dictionaries with text keys, lists, text, finite numbers, booleans and None. Numbers
+            of numpy count as Python's.
         tensors: The tensors by name.
 
     Example:
@@ -63,12 +104,16 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ValueError(f"'{path}' is a folder: give the name of a file, such as '{path}/detector.safetensors'")
+    _refuse_special(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder of '{path}' does not exist: make '{target.parent}' first")
     content = _serialise(_to_json(header), tensors)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
+            _remove_stale(target, os.fstat(file.fileno()).st_mtime)
+            if target.exists():
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -102,6 +147,7 @@ def read(
         raise ValueError(f"'{path}' is a folder: give the name of a file in it, such as 'detector.safetensors'")
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file '{path}': check the name, or save one first")
+    _refuse_special(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         preamble, start = _read_preamble(file, path, size)
@@ -110,7 +156,7 @@ def read(
         file.seek(0)
         content = file.read()
     try:
-        header = json.loads(metadata["header"])
+        header = _from_json(metadata["header"])
         with torch.device("cpu"):  # empty tensors would be made on the default device
             tensors = safetensors.torch.load(content)
         digest = _digest(metadata["header"], tensors)
@@ -125,12 +171,45 @@ def _to_json(header: dict[str, Any]) -> str:
     if not isinstance(header, dict):
         raise TypeError(f"the header must be a dictionary, not {type(header).__name__}")
     try:
-        text = json.dumps(header, allow_nan=False)
+        text = json.dumps(header, allow_nan=False, default=_as_python)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the header cannot be written as JSON: {error}") from error
     if json.loads(text) != header:
         raise ValueError("the header would not come back from JSON unchanged: use lists, not tuples, and text as keys")
     return text
+
+
+def _as_python(value: Any) -> Any:
+    if plain(value) is value:
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return plain(value)
+
+
+def _from_json(text: str | bytes) -> Any:
+    """What JSON says, all numbers of it finite: 1e999 and Infinity are none."""
+
+    def number(digits: str) -> float:
+        if math.isfinite(value := float(digits)):
+            return value
+        raise ValueError(f"{digits} is no finite number")
+
+    return json.loads(text, parse_float=number, parse_constant=number)
+
+
+def _refuse_special(path: Any) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"'{path}' is a device, a pipe or a socket: give the name of a plain file")
+
+
+def _remove_stale(target: Path, now: float) -> None:
+    """Remove what saves of the same file left that were killed; one that still writes has touched its file lately."""
+    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
+    for name in filter(ours.fullmatch, os.listdir(target.parent)):
+        try:
+            if (target.parent / name).stat().st_mtime < now - STALE:
+                (target.parent / name).unlink()
+        except OSError:  # another save was faster, or it is not ours to remove
+            continue
 
 
 def _serialise(header: str, tensors: Mapping[str, Tensor]) -> bytes:
@@ -188,7 +267,7 @@ def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any]
     if size < 8 + length:
         _cut_short(path, size, f"at least {8 + length:,}")
     try:
-        preamble = json.loads(opening + file.read(length - 1))
+        preamble = _from_json(opening + file.read(length - 1))
     except (ValueError, RecursionError) as error:
         _damaged(path, f"its header is not JSON ({error})", cause=error)
     return preamble, 8 + length
@@ -202,7 +281,7 @@ def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
         )
     try:
         version = int(metadata["version"])
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG as error:
         _damaged(path, "it does not say its version", cause=error)
     if version > FORMAT_VERSION:
         raise ValueError(
@@ -217,7 +296,7 @@ def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
 def _check_size(preamble: dict[str, Any], start: int, path: Any, size: int) -> None:
     try:
         ends = [int(entry["data_offsets"][1]) for name, entry in preamble.items() if name != METADATA]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except WRONG as error:
         _damaged(path, "it does not say where its tensors lie", cause=error)
     expected = start + max(ends, default=0)
     if size < expected:

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from .density import Density
 from .detector import Detector
 from .extract import Pixels
-from .marginal import Categorical, Marginal
+from .marginal import Marginal
 from .marginal.base import MarginalName
 from .model.batches import Adapter
 from .model.tasks import Condition, Task, TaskName
+from .precision import gradients
 from .reduce import How, Reduce
 from .scoring.bayes import DensityMethod, Prior
-from .scoring.distribution import OutputDistribution
+from .scoring.distribution import OutputDistribution, grid
 from .scoring.terms import Combine, Layers, Term, chosen_layers
 
-MOST_MASSES = 1 << 29  # of distributions at a time: 2 GiB of float32
+MOST_MASSES = 1 << 27  # of distributions at a time: 2 GiB with their points, in float64
 
 
 class LatentDensity(Detector):
@@ -119,8 +120,12 @@ class LatentDensity(Detector):
             term.method.prior = terms[0].method.prior
         return terms
 
+    @gradients(False)
     def distribution(self, *args: Any, **kwargs: Any) -> OutputDistribution:
         """p(ŷ | z) as a whole, for networks that predict one number: quantiles, and regions of asked mass.
+
+        It describes predictions: only with `condition="label"` do its quantiles and regions say where labels lie.
+        `interval` covers labels in both cases.
 
         Inputs are given as the model takes them; z is that of the last layer that `combine` counts. For pixels, there
         is one for each, row by row of each image.
@@ -132,20 +137,19 @@ class LatentDensity(Detector):
         reading = self.reader.reading(self._batch(args, kwargs), {name: term.reduction})
         prediction = reading.prediction.value.to(device)
         prediction = prediction if self.pixels is None else prediction.flatten()
-        marginal = method.prior.fitted
-        points = marginal.at(prediction[:1]).points
-        if points.dim() != 1 or isinstance(marginal, Categorical):
+        if prediction.dim() != 1 or not prediction.is_floating_point():
             raise TypeError("a distribution over a grid is for networks that predict one number per input.")
-        if len(prediction) * len(points) > MOST_MASSES:
+        points = method.prior.fitted.size
+        if len(prediction) * points > MOST_MASSES:
             raise ValueError(
-                f"the distributions of {len(prediction):,} numbers on {len(points):,} points would take "
-                f"{len(prediction) * len(points) * 4 / 1e9:,.0f} GB: give fewer inputs at a time, or smaller ones."
+                f"the distributions of {len(prediction):,} numbers on {points:,} points each would take "
+                f"{len(prediction) * points * 16 / 1e9:,.0f} GB: give fewer inputs at a time, or smaller ones."
             )
-        log_mass: list[Tensor] = []
-        with torch.no_grad():
-            for z, _, some in reading.rows(name):
-                log_mass += method.posteriors(z.to(device), some.to(device), lambda p, *_: p.log_posterior)
-        return OutputDistribution(points, torch.cat(log_mass), prediction)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for z, _, some in reading.rows(name):
+            parts += method.posteriors(z.to(device), some.to(device), grid)
+        support, log_mass = (torch.cat(part) for part in zip(*parts, strict=True))
+        return OutputDistribution(support, log_mass, prediction)
 
     @staticmethod
     def _methods(terms: Mapping[str, Any]) -> dict[str, DensityMethod]:

@@ -1,23 +1,91 @@
-"""Numbers in the precision they are written in: full matrix products, and what still has a square."""
+"""Numbers in the precision they are written in, and the settings of torch that a function runs under.
+
+An interrupt may come after every call that Python makes, also on the way into and out of a context manager that is
+written in Python. What is set here is put back by context managers of torch that are written in C++, or by `finally`.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-_precision_lock = threading.Lock()
-_precision_users = 0
-_precision_before: list[str] = []
+P = ParamSpec("P")
+T = TypeVar("T")
 _FULL = frozenset(["highest", "ieee", "none"])  # what multiplies float32 as float32; "none" is torch's default
 _BACKENDS: list[Any] = (  # torch < 2.9 has one setting for all
     [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
     if hasattr(torch.backends.cuda.matmul, "fp32_precision")
     else []
 )
+
+
+class Setting:
+    """A setting of the whole process, changed by the first thread that needs it and put back after the last.
+
+    Args:
+        read: what it is now.
+        write: sets it.
+        needed: what it must be instead; None where it can stay.
+
+    Example:
+        >>> value = ["fast"]
+        >>> exact = Setting(lambda: value[0], lambda new: value.__setitem__(0, new), lambda now: "exact")
+        >>> exact.around(lambda: value[0]), value[0]
+        ('exact', 'fast')
+    """
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], needed: Callable[[Any], Any]) -> None:
+        self._read, self._write, self._needed = read, write, needed
+        self._lock = threading.Lock()
+        self._users: set[tuple[int, object]] = set()  # with their threads
+        self._before: Any = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def around(self, work: Callable[[], T]) -> T:
+        """Call `work` with the setting as it must be."""
+        user, changed = (threading.get_ident(), object()), False
+        try:
+            with self._lock:
+                if self._before is None:
+                    now = self._read()
+                    value = self._needed(now)
+                    changed = value is not None
+                    if changed:
+                        self._before = now
+                        self._users.add(user)
+                        self._write(value)
+                else:
+                    changed = True
+                    self._users.add(user)
+            return work()
+        finally:
+            if changed:
+                try:
+                    self._free(user)
+                finally:
+                    self._free(user)
+
+    def _free(self, user: tuple[int, object]) -> None:
+        """May be called again, where an interrupt cut it short."""
+        with self._lock:
+            self._users.discard(user)
+            if not self._users and self._before is not None:
+                self._write(self._before)
+                self._before = None
+
+    def _after_fork(self) -> None:
+        """Of the threads that used it, the child has at most the one that forked."""
+        self._lock = threading.Lock()
+        self._users = {user for user in self._users if user[0] == threading.get_ident()}
+        self._free((0, None))
 
 
 def _current() -> list[str]:
@@ -31,68 +99,79 @@ def _set_precision(values: list[str]) -> None:
         backend.fp32_precision = value
 
 
+_products = Setting(
+    _current,
+    _set_precision,
+    lambda now: None if _FULL.issuperset(now) else ["ieee", "ieee"] if _BACKENDS else ["highest"],
+)
+
+
+def precise(function: Callable[P, T]) -> Callable[P, T]:
+    """A function whose products of float32 matrices are in float32: no TF32, no bfloat16, no autocast.
+
+    The setting of TF32 belongs to the process. It is restored when the last thread has left, so that threads that come
+    and go in any order leave the user's setting as it was. While a graph is traced (`torch.export`, `torch.compile`)
+    nothing is changed: the setting when the graph runs decides.
+
+    Example:
+        >>> torch.set_float32_matmul_precision("high")
+        >>> product = precise(torch.mm)(torch.ones(2, 3), torch.ones(3, 2))
+        >>> torch.get_float32_matmul_precision()
+        'high'
+        >>> torch.set_float32_matmul_precision("highest")
+    """
+
+    @wraps(function)
+    def exactly(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with torch._C._DisableAutocast():
+            return _products.around(lambda: function(*args, **kwargs))
+
+    return exactly
+
+
+def gradients(enabled: bool, *, lasting: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function that runs with gradients on or off; as `torch.no_grad`, but no interrupt leaves them so.
+
+    Args:
+        enabled: whether they are on.
+        lasting: run outside inference mode, so that the tensors it makes can be updated and differentiated later.
+
+    Example:
+        >>> gradients(False)(torch.is_grad_enabled)(), torch.is_grad_enabled()
+        (False, True)
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> T:
+            if torch.compiler.is_compiling():
+                with torch.set_grad_enabled(enabled):
+                    return function(*args, **kwargs)
+            # It is put back with inference mode: torch has no such context manager for gradients alone.
+            with torch._C._InferenceMode(not lasting and torch.is_inference_mode_enabled()):
+                torch._C._set_grad_enabled(enabled)
+                return function(*args, **kwargs)
+
+        return inner
+
+    return decorate
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast switched off for this kind of device; costs nothing where it is off already.
+    """Autocast switched off; costs nothing where it is off for this kind of device.
 
     Example:
         >>> with torch.autocast("cpu"), without_autocast(torch.device("cpu")):
         ...     (torch.ones(2, 3) @ torch.ones(3, 2)).dtype
         torch.float32
     """
-    if torch.is_autocast_enabled(device.type):
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    if torch.compiler.is_compiling():
         return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
-class full_precision:
-    """Products of float32 matrices in float32: no TF32, no bfloat16, no autocast.
-
-    The setting of TF32 belongs to the process. It is restored when the last thread has left, so that threads that come
-    and go in any order leave the user's setting as it was. While a graph is traced (`torch.export`, `torch.compile`)
-    nothing is changed: the setting when the graph runs decides.
-
-    Args:
-        device: where the products are done.
-
-    Example:
-        >>> torch.set_float32_matmul_precision("high")
-        >>> with full_precision(torch.device("cpu")):
-        ...     product = torch.ones(2, 3) @ torch.ones(3, 2)
-        >>> torch.get_float32_matmul_precision()
-        'high'
-        >>> torch.set_float32_matmul_precision("highest")
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._counted = False
-        self._autocast: AbstractContextManager[object] | None = None
-
-    def __enter__(self) -> None:
-        global _precision_users, _precision_before
-        if torch.compiler.is_compiling():
-            return
-        with _precision_lock:
-            before = _current()
-            # Where precision is full already there is nothing to change, and nothing to restore.
-            self._counted = _precision_users > 0 or not _FULL.issuperset(before)
-            if self._counted:
-                if _precision_users == 0:
-                    _precision_before = before
-                    _set_precision(["highest"] if len(before) == 1 else ["ieee", "ieee"])
-                _precision_users += 1
-        self._autocast = without_autocast(self._device)
-        self._autocast.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        global _precision_users
-        if self._autocast is not None:
-            self._autocast.__exit__(*error)
-        if self._counted:
-            with _precision_lock:
-                _precision_users -= 1
-                if _precision_users == 0:
-                    _set_precision(_precision_before)
+    return torch._C._DisableAutocast()
 
 
 def farthest(dtype: torch.dtype) -> float:

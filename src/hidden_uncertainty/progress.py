@@ -55,7 +55,7 @@ class Bar:
         """
         self.completed += n
         self._info.update(info)
-        if self._row is not None:
+        if self._row is not None and self._row[0] is _display:
             display, row = self._row
             display.update(row, advance=n, info=_text(self._info))
 
@@ -195,6 +195,8 @@ def _open(bar: Bar) -> tuple[Progress, TaskID]:
 
 def _close(display: Progress, row: TaskID) -> None:
     with _lock:
+        if display is not _display:  # it belongs to the process that this one was forked from
+            return
         display.remove_task(row)
         if not display.tasks:
             _stop()
@@ -208,3 +210,13 @@ def _stop() -> None:
         display, _display = _display, None
         if display is not None:
             display.stop()
+
+
+def _after_fork() -> None:
+    """The thread that draws is not in the child, and its locks may be held for ever."""
+    global _lock, _display, _console
+    _lock, _display, _console = threading.RLock(), None, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -25,7 +25,9 @@ class _Alarm:
             raise RuntimeError(
                 "no threshold was set when this was scored: call detector.threshold(false_alarm=0.01), then score again"
             )
-        return ~(self.epistemic <= self.threshold)
+        # In float64, as p-values are counted: in float32 the threshold would be rounded first.
+        precise = torch.float32 if self.epistemic.device.type == "mps" else torch.float64
+        return ~(self.epistemic.to(precise) <= self.threshold)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -37,9 +39,9 @@ class LayerScores(_Alarm):
         aleatoric: Entropy of the prediction given them, h(y|z).
         log_aleatoric: Its logarithm, finite also where the entropy underflows.
         residual: What the reduction to fewer dimensions left out.
-        p_value: Share of unseen inputs at least as surprising, lower when more surprising.
-        expected_error: For regression, the root of E[(y - prediction)²] under p(y|z), in the output's own unit; (n, q)
-            where there are q outputs.
+        p_value: Share of unseen inputs at least as surprising, lower when more surprising; in float64.
+        expected_error: For regression given labels, the root of E[(y - prediction)²] under p(y|z), in the output's own
+            unit; (n, q) where there are q outputs.
         threshold: The epistemic uncertainty above which this layer calls an input surprising.
 
     Example:
@@ -89,11 +91,16 @@ class Uncertainty(_Alarm):
         epistemic: How unfamiliar the input is.
         aleatoric: How ambiguous it is; None for a method that does not tell.
         log_aleatoric: Its logarithm, which ranks inputs whose entropy underflows.
-        p_value: Share of unseen inputs at least as surprising, lower when more surprising.
+        p_value: Share of unseen inputs at least as surprising, lower when more surprising; in float64.
         layers: Scores of each layer, by its name; of a method that reads the network's outputs, under `"outputs"`.
         threshold: The epistemic uncertainty above which an input is called surprising.
-        expected_error: For regression, the root of E[(y - prediction)²] under p(y|z), in the output's own unit.
+        expected_error: For regression with `condition="label"`, the root of E[(y - prediction)²] under p(y|z), in the
+            output's own unit. A density that was given predictions knows nothing of labels, and tells none.
         variance: The network's own variance of its prediction, where it predicts one.
+        spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
+
+    An input for which the network gave NaN or infinity has an epistemic uncertainty of inf and the lowest p-value; its
+    other numbers are NaN.
 
     Example:
         >>> u = Uncertainty(prediction=torch.tensor([7, 1, 3]), epistemic=torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
@@ -114,6 +121,7 @@ class Uncertainty(_Alarm):
     threshold: float | None = None
     expected_error: Tensor | None = None
     variance: Tensor | None = None
+    spread: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -222,7 +230,7 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     inputs = "1 input" if len(scores) == 1 else f"{len(scores):,} inputs"
     lines = [f"{type(scores).__name__} of {inputs}"]
     for name, value in _tensors(scores).items():
-        if name != "prediction" and value.numel():
+        if name not in ("prediction", "spread") and value.numel():
             lines.append(f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}")
     if scores.threshold is not None and scores.epistemic.numel():
         share = 100 * scores.surprising.float().mean().item()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from hidden_uncertainty.baselines._masks import _drop
 from hidden_uncertainty.baselines.dropout import MCDropout
 from hidden_uncertainty.model.tasks import Regression
 
@@ -134,7 +136,7 @@ def test_the_model_is_what_it_was_also_when_it_raises(max_rows: int) -> None:
     assert all("repeated 10 times along the batch" in note and "max_rows=1" in note for note in notes)
 
 
-def test_only_dropout_is_in_training_mode_while_it_runs() -> None:
+def test_nothing_is_in_training_mode_while_it_runs() -> None:
     modes = []
 
     class Looks(nn.Module):
@@ -144,7 +146,7 @@ def test_only_dropout_is_in_training_mode_while_it_runs() -> None:
 
     model = nn.Sequential(*classifier(), Looks()).train()
     MCDropout(model, task="classification")(inputs())
-    assert modes and all(found == [False, False, False, True, False, False] for found in modes)
+    assert modes and not any(map(any, modes))
 
 
 @pytest.mark.parametrize(("samples", "n", "max_rows", "passes"), [(10, 6, 512, 1), (10, 6, 24, 3), (10, 6, 5, 10)])
@@ -161,23 +163,106 @@ def test_how_many_passes(samples: int, n: int, max_rows: int, passes: int) -> No
     assert max(rows) <= max(max_rows, n)
 
 
+def mine(layer: nn.Module, x: Tensor, seed: int = 3) -> Tensor:
+    return _drop(layer, x, torch.Generator().manual_seed(seed))
+
+
+LAYERS = [
+    (nn.Dropout, (5, 8)),
+    (nn.Dropout, (5, 8, 3)),
+    (nn.Dropout1d, (5, 8, 3)),
+    (nn.Dropout1d, (8, 3)),  # one input without a batch
+    (nn.Dropout2d, (5, 8, 2, 2)),
+    (nn.Dropout3d, (5, 8, 2, 2, 2)),
+    (nn.Dropout3d, (8, 2, 2, 2)),
+    (nn.AlphaDropout, (5, 8)),
+    (nn.FeatureAlphaDropout, (5, 8, 2)),
+]
+
+
+@pytest.mark.parametrize("p", [0.3, 1.0])
+@pytest.mark.parametrize(("kind", "shape"), LAYERS)
+def test_masks_are_those_of_torch(kind: type[nn.Module], shape: tuple[int, ...], p: float) -> None:
+    layer, x = kind(p), torch.rand(*shape)
+    for some in (x, x.half(), x.transpose(0, -1).contiguous().transpose(0, -1)):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            expected = layer(some)
+        torch.testing.assert_close(mine(layer, some), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "shape"), LAYERS)
+def test_every_kind_of_dropout_and_in_place(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
+    for inplace in (False, True):
+        model = Uses(lambda drop, x: drop(x + 0).flatten(1).sum(1), kind(0.5, inplace=inplace))
+        u = MCDropout(model, task="regression", seed=1)(torch.rand(*shape) + 1)
+        assert (u.epistemic > 0).all()
+        ignores = Uses(lambda drop, x: (y := x.clone(), drop(y), y.flatten(1).sum(1))[2], kind(0.5, inplace=inplace))
+        found = MCDropout(ignores, task="regression", seed=1)(torch.rand(*shape) + 1)
+        assert bool((found.epistemic > 1e-6).all()) == inplace
+
+
+class Halves(nn.Dropout):
+    """Dropout with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.randint(2, x.shape) if self.training else x
+
+
 @pytest.mark.parametrize(
-    ("layer", "shape"),
+    "model",
     [
-        (nn.Dropout(0.5), (8,)),
-        (nn.Dropout1d(0.5), (8, 3)),
-        (nn.Dropout2d(0.5), (8, 2, 2)),
-        (nn.Dropout3d(0.5), (8, 2, 2, 2)),
-        (nn.AlphaDropout(0.5), (8,)),
-        (nn.FeatureAlphaDropout(0.5), (8, 2)),
+        Uses(lambda layer, x: layer(x, x, x)[0].sum((1, 2)), nn.MultiheadAttention(8, 2, 0.5, batch_first=True)),
+        Uses(lambda layer, x: layer(x)[0].sum((1, 2)), nn.GRU(8, 6, 2, dropout=0.5, batch_first=True)),
+        Uses(lambda layer, x: layer(x).sum((1, 2)), Halves(0.5)),
     ],
 )
-def test_every_kind_of_dropout(layer: nn.Module, shape: tuple[int, ...]) -> None:
-    model = Uses(lambda drop, x: drop(x).flatten(1).sum(1), layer)
-    u = MCDropout(model, task="regression")(torch.rand(5, *shape))
-    assert (u.epistemic > 0).all()
+def test_what_draws_inside_torch_is_seeded_and_the_generator_goes_on(model: nn.Module) -> None:
+    x = torch.randn(4, 5, 8)
+    for mode in (False, True):
+        model.train(mode)
+        before, state = snapshot(model), torch.get_rng_state()
+        u = MCDropout(model, task="regression")(x)
+        assert (u.epistemic > 0).all()
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+        assert torch.equal(MCDropout(model, task="regression")(x).epistemic, u.epistemic)
+        assert same(snapshot(model), before)
+    # As the loop that one would write, with the layer alone in training mode.
+    model.eval()
+    model.drop.train()
+    u = MCDropout(model, 7, task="regression", seed=3, max_rows=1)(x)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(3)
+        torch.testing.assert_close(u.prediction, torch.stack([model(x) for _ in range(7)]).mean(0))
 
 
+def test_the_generator_of_the_process_is_not_touched() -> None:
+    drawn = []
+
+    def draws(drop: nn.Module, x: Tensor) -> Tensor:
+        drawn.append(torch.rand(2))
+        return drop(x).sum(1)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        MCDropout(Uses(draws), task="regression", max_rows=1)(inputs())
+        torch.manual_seed(0)
+        assert all(torch.equal(torch.rand(2), found) for found in drawn)
+
+
+def test_threads_sample_one_model_side_by_side() -> None:
+    model, seeds = classifier().eval(), range(8)
+    expected = [MCDropout(model, seed=seed)(inputs()).epistemic for seed in seeds]
+    before = snapshot(model)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda seed: MCDropout(model, seed=seed)(inputs()).epistemic, seeds))
+            assert all(map(torch.equal, found, expected))
+    assert same(snapshot(model), before)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("padded", [True, False])
 def test_transformers_whose_fused_path_leaves_dropout_out(padded: bool) -> None:
     class Encoder(nn.Module):
@@ -196,13 +281,6 @@ def test_transformers_whose_fused_path_leaves_dropout_out(padded: bool) -> None:
     u = MCDropout(model, task="classification")(torch.randn(4, 5, 8), padding if padded else None)
     assert (u.epistemic > 1e-4).all()
     assert same(snapshot(model), before)
-
-
-def test_dropout_inside_attention_and_recurrent_layers() -> None:
-    attends = Uses(lambda layer, x: layer(x, x, x)[0].sum((1, 2)), nn.MultiheadAttention(8, 2, 0.5, batch_first=True))
-    recurs = Uses(lambda layer, x: layer(x)[0].sum((1, 2)), nn.GRU(8, 6, 2, dropout=0.5, batch_first=True))
-    for model in (attends, recurs):
-        assert (MCDropout(model, task="regression")(torch.randn(4, 5, 8)).epistemic > 0).all()
 
 
 def shared(*shape: int) -> nn.Module:

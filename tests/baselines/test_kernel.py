@@ -25,17 +25,18 @@ def test_the_ratio_of_a_worked_example():
     train = [(torch.tensor([[-2.0], [-1.0], [1.0], [4.0]]), torch.tensor([0, 1, 1, 0]))]
     method = KernelDensity(Sign(), "same", k=3, condition="label", task="classification").fit(train)
     u = method(torch.tensor([[-0.5], [3.0]]))
+    far = 1 / math.sqrt(5.25)  # a distance of 1, in deviations
     # -0.5 is called 0. Nearest: -1 (0.5 away, class 1), -2 and 1 (1.5 away, classes 0 and 1).
-    first = 1 - math.exp(-1.5) / (math.exp(-0.5) + 2 * math.exp(-1.5))
+    first = 1 - math.exp(-1.5 * far) / (math.exp(-0.5 * far) + 2 * math.exp(-1.5 * far))
     # 3 is called 1. Nearest: 4 (1 away, class 0), 1 (2 away, class 1), -1 (4 away, class 1).
-    second = math.exp(-1) / (math.exp(-1) + math.exp(-2) + math.exp(-4))
+    second = math.exp(-far) / (math.exp(-far) + math.exp(-2 * far) + math.exp(-4 * far))
     assert u.epistemic.tolist() == pytest.approx([first, second], rel=1e-6)
 
 
 def test_the_ratio_does_not_underflow():
     train = [(torch.tensor([[-2.0], [-1.0], [1.0], [4.0]]), torch.tensor([0, 0, 0, 1]))]
     method = KernelDensity(Sign(), "same", k=2, condition="label", task="classification").fit(train)
-    share = 1 - 1 / (1 + math.exp(-3))  # 4 is of the class predicted, 1 lies farther by 3
+    share = 1 - 1 / (1 + math.exp(-3 / math.sqrt(5.25)))  # 4 is of the class predicted, 1 lies farther by 3
     assert method(torch.tensor([[5000.0]])).epistemic.item() == pytest.approx(share, rel=1e-6)
 
 

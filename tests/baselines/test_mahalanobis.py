@@ -19,12 +19,12 @@ def scores_by_hand(model, data, x, condition, relative):
     z, y = hidden(inputs), labels if condition == "label" else model(inputs).argmax(1)
     means = torch.stack([z[y == c].mean(0) for c in range(3)])
     rest = z - means[y]
-    precision = torch.linalg.inv(rest.T @ rest / len(z) + 1e-6 * torch.eye(6))
+    precision = torch.linalg.inv(rest.T @ rest / len(z) + 1e-6 * rest.square().mean() * torch.eye(6))
     away = hidden(x)[:, None] - means
     scores = torch.einsum("ncd,de,nce->nc", away, precision, away).amin(1)
     if relative:
         around = z - z.mean(0)
-        background = torch.linalg.inv(around.T @ around / len(z) + 1e-6 * torch.eye(6))
+        background = torch.linalg.inv(around.T @ around / len(z) + 1e-6 * around.square().mean() * torch.eye(6))
         away = hidden(x) - z.mean(0)
         scores = scores - torch.einsum("nd,de,ne->n", away, background, away)
     model.train()

@@ -131,7 +131,7 @@ def test_credibility_of_a_worked_example():
     assert u.prediction.tolist() == [0, 1, 0]
     assert u.layers["first"].epistemic.tolist() == u.layers["second"].epistemic.tolist() == [1.0, 0.0, 2.0]
     credibility = torch.tensor([(1 + 3) / 5, (1 + 4) / 5, (1 + 1) / 5])
-    assert torch.allclose(u.p_value, credibility) and torch.allclose(u.epistemic, 1 - credibility)
+    assert torch.allclose(u.p_value.float(), credibility) and torch.allclose(u.epistemic, 1 - credibility)
     assert method.threshold(0.5) == pytest.approx(1 - 4 / 5)  # of the third lowest count, 2
     assert method(torch.tensor([[-0.9], [1.6], [-0.1]])).surprising.tolist() == [False, False, True]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,12 +63,33 @@ def test_a_folder_that_cannot_be_made_is_found_before_the_work(command: str, tmp
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["demo", "--seed", "-1"], "seed"), (["demo", "--speed"], "--speed"), (["dmo"], "dmo")],
+    [
+        (["demo", "--seed", "-1"], "seed"),
+        (["demo", "--seed", str(10**30)], "9223372036854775807"),
+        (["compare", "--seeds", str(10**30)], "1000"),
+        (["demo", "--out", "~no such user/x"], "there is no home directory for '~no such user/x'"),
+        (["demo", "--speed"], "--speed"),
+        (["dmo"], "dmo"),
+    ],
 )
 def test_mistyped_commands(arguments: list[str], expected: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
-    assert expected in result.output
+    assert expected in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_home_directory_that_the_shell_left_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(demo_module, "run", lambda out, settings: calls.append(out))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert CliRunner().invoke(app, ["demo", "--out", "~/x"]).exit_code == 0
+    assert calls == [tmp_path / "x"]
+
+
+def test_windows_that_cannot_be_opened_do_not_matter() -> None:
+    drawing = "import hidden_uncertainty.cli.app as cli; cli.prepare(); import hidden_uncertainty.plots"
+    command = [sys.executable, "-c", drawing]
+    assert subprocess.run(command, env={**os.environ, "MPLBACKEND": "no such thing"}, check=False).returncode == 0
 
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:

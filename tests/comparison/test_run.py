@@ -50,10 +50,10 @@ def test_metrics_are_those_of_the_metrics_module():
     inside = Norm().predict(known)
     correct = inside.prediction == torch.cat([y for _, y in known])
     for ood, loader in {"near": near, "far": far}.items():
-        scores = inside.epistemic, Norm().predict(loader).epistemic
-        assert found.value("norm", "auroc", ood) == metrics.auroc(*scores)
-        assert found.value("norm", "average precision", ood) == metrics.average_precision(*scores)
-        assert found.value("norm", "fpr95", ood) == metrics.fpr_at_tpr(*scores)
+        scores = {"negative": inside.epistemic, "positive": Norm().predict(loader).epistemic}
+        assert found.value("norm", "auroc", ood) == metrics.auroc(**scores)
+        assert found.value("norm", "average precision", ood) == metrics.average_precision(**scores)
+        assert found.value("norm", "fpr95", ood) == metrics.fpr_at_tpr(**scores)
     assert found.value("norm", "accuracy") == pytest.approx(correct.double().mean().item())
     assert found.value("norm", "aurc epistemic") == metrics.aurc(inside.epistemic, correct)
     assert found.value("norm", "aurc aleatoric") == metrics.aurc(-inside.epistemic, correct)
@@ -75,7 +75,8 @@ def test_methods_of_the_library_are_fitted_and_scored_as_by_hand(trained, data):
     for name, method in made().items():
         method.fit(data["train"])
         inside, outside = method.predict(data["test"]), method.predict(far)
-        assert found.value(name, "auroc", "ood") == pytest.approx(metrics.auroc(inside.epistemic, outside.epistemic))
+        area = metrics.auroc(negative=inside.epistemic, positive=outside.epistemic)
+        assert found.value(name, "auroc", "ood") == pytest.approx(area)
         assert found.value(name, "fit seconds") > 0 and found.value(name, "ms per input") > 0
         ratio = found.value(name, "ms per input") / found.value(FORWARD, "ms per input")
         assert found.value(name, "times forward") == pytest.approx(ratio)
@@ -93,8 +94,9 @@ def test_numbers_have_errors_of_their_own():
     found = compare({"half": half}, loader, {"far": [(9 * x, x[:, :1])]}, rounds=1)
     error = 0.5 * x[:, 0]
     assert found.value("half", "rmse") == pytest.approx(metrics.rmse(0.5 * x[:, 0], x[:, 0]))
-    assert found.value("half", "ause epistemic") == pytest.approx(metrics.ause(x.norm(dim=1), error))
-    assert found.value("half", "ause aleatoric") == pytest.approx(metrics.ause(x.abs().sum(1), error))
+    for name, score in {"epistemic": x.norm(dim=1), "aleatoric": x.abs().sum(1)}.items():
+        area = metrics.ause(uncertainty=score, error=error)
+        assert found.value("half", f"ause {name}") == pytest.approx(area)
     assert found.value("half", "accuracy") is None
 
 
@@ -102,8 +104,9 @@ def test_maps_of_numbers_have_one_error_per_pixel():
     scaled = By(lambda x: {"prediction": 0.5 * x[:, 0], "epistemic": x[:, 1], "aleatoric": x[:, 2]})
     x = torch.rand(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
     found = compare({"scaled": scaled}, [(x, x[:, 0])], {"far": [(9 * x, x[:, 0])]}, rounds=1)
-    assert found.value("scaled", "ause epistemic") == pytest.approx(metrics.ause(x[:, 1], 0.5 * x[:, 0]))
-    assert found.value("scaled", "ause aleatoric") == pytest.approx(metrics.ause(x[:, 2], 0.5 * x[:, 0]))
+    for name, score in {"epistemic": x[:, 1], "aleatoric": x[:, 2]}.items():
+        area = metrics.ause(uncertainty=score, error=0.5 * x[:, 0])
+        assert found.value("scaled", f"ause {name}") == pytest.approx(area)
 
 
 def test_pixels_to_ignore_are_no_errors():

@@ -128,7 +128,7 @@ def test_nothing_in_the_picture_leaves_it(shown: Demonstration) -> None:
 
 @pytest.mark.parametrize("colours", [False, True])
 def test_the_summary_fits_eighty_columns(shown: Demonstration, colours: bool) -> None:
-    numbers = {"warnings": [], **shown.numbers, "seconds": {**shown.numbers["seconds"], "total": 1.0}}
+    numbers = {**shown.numbers, "seconds": {**shown.numbers["seconds"], "total": 1.0}}
     file = io.StringIO()
     console = Console(file=file, force_terminal=colours, width=80, highlight=False)
     summarise(replace(shown, numbers=numbers), [Path("out/demo.png")], console)

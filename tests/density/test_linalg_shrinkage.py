@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from sklearn.covariance import ledoit_wolf, oas
 from torch import Tensor
 
-from hidden_uncertainty.density.gaussian._em import EMOptions, fit_mixtures, maximise
+from hidden_uncertainty.density.gaussian._em import EMOptions, component_log_prob, fit_mixtures, maximise
+from hidden_uncertainty.density.gaussian._kmeans import kmeans
 from hidden_uncertainty.density.linalg import Shrinkage, Target, find_target
 
 Array = NDArray[np.float64]
@@ -136,23 +137,34 @@ def test_a_single_row(how: Shrinkage) -> None:
 @pytest.mark.parametrize("scale", [1e-14, 1.0, 1e10])
 def test_fourth_powers_beyond_float32(how: Shrinkage, scale: float) -> None:
     x = torch.from_numpy(scale * rows(30, 5))[None]
-    fine, coarse = (maximise(z, torch.ones_like(z[..., :1]), EMOptions(shrinkage=how))[2] for z in (x, x.float()))
-    assert fine is not None and coarse is not None and 0 < fine.intensity < 1
-    torch.testing.assert_close(coarse.intensity, fine.intensity, rtol=1e-4, atol=0)
+    fine, coarse = (maximise(z, torch.ones_like(z[..., :1]), EMOptions("full", how, 0.0))[0] for z in (x, x.float()))
+    torch.testing.assert_close(coarse.factor.double(), fine.factor, rtol=1e-4, atol=1e-4 / scale)
 
 
 @pytest.mark.parametrize("how", KINDS)
-def test_the_target_is_found_at_the_start_and_held(how: Shrinkage) -> None:
+def test_each_step_shrinks_by_what_it_finds(how: Shrinkage) -> None:
+    """A start whose clusters are round and alike asks for all shrinkage there is; what EM finds then does not."""
     x = torch.from_numpy(np.concatenate([rows(30, 5), rows(30, 5, seed=1) + 5]))[None]
-    start = torch.eye(2, dtype=torch.float64)[torch.arange(60) // 30][None]
-    first, _, target = maximise(x, start, EMOptions(shrinkage=how))
-    other = torch.full_like(start, 0.5)
-    held, _, same = maximise(x, other, EMOptions(shrinkage=how), target)
-    assert same is target
-    assert target is not None
-    expected = target.shrink(torch.from_numpy(np.cov(x[0].numpy().T, bias=True))[None, None])[0, 0]
-    factor = held.factor[0, 0]
-    torch.testing.assert_close(
-        torch.linalg.inv(factor @ factor.T), expected + 1e-6 * torch.eye(5), rtol=1e-7, atol=1e-9
-    )
-    assert not torch.equal(first.factor, held.factor)
+    weight = torch.rand(1, 60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight = weight / weight.sum(-1, keepdim=True)
+    count = weight.sum(1)
+    mean = (weight.mT @ x) / count[..., None]
+    away = x[:, None] - mean[:, :, None]  # (1, k, n, d)
+    cov = torch.einsum("bnk,bkni,bknj->bkij", weight, away, away) / count[..., None, None]
+    fourth = torch.einsum("bnk,bkn->bk", weight, away.square().sum(-1).square())
+    expected = find_target(cov, count, fourth, how).shrink(cov)
+    factor = maximise(x, weight, EMOptions("full", how, 0.0))[0].factor
+    torch.testing.assert_close(torch.linalg.inv(factor @ factor.mT), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_gaussian_by_two_components_is_that_gaussian(dim: int) -> None:
+    """K-means cuts it into halves that are alike: what these are shrunk towards must not stay."""
+    x = torch.randn(1, 10_000, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ones = torch.ones(1, 10_000, dtype=torch.float64)
+    fit = fit_mixtures(x, ones, kmeans(x, ones, 2), EMOptions("full", "ledoit-wolf", tol=1e-3))
+    assert fit.converged.all()
+    ring = torch.eye(dim, dtype=torch.float64)[[0, 0]] * torch.tensor([[4.0], [-4.0]])
+    found = component_log_prob(ring[None], fit.mixtures, "full").logsumexp(-1)[0]
+    truth = -8 - 0.5 * dim * np.log(2 * np.pi)
+    assert (found - truth).abs().max() < 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,20 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from capture_nets import activations
-from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels
+from hidden_uncertainty import (
+    Classification,
+    Detector,
+    GaussianMixture,
+    JointMixture,
+    LatentDensity,
+    Pixels,
+    Reduce,
+    Regression,
+)
+from hidden_uncertainty.baselines.outputs import EntropyMethod
 from hidden_uncertainty.extract.extractor import chosen
 from hidden_uncertainty.model.batches import unpack
+from hidden_uncertainty.scoring.terms import Term
 
 X = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
 PLAIN = GaussianMixture(components=1)
@@ -25,7 +37,7 @@ class Normalising(nn.Module):
     def __init__(self, *, in_place: bool) -> None:
         super().__init__()
         self.in_place = in_place
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.hidden, self.out = nn.Linear(2, 8, bias=False), nn.Linear(8, 3, bias=False)
 
@@ -146,3 +158,99 @@ def test_token_outputs_and_dictionaries(reduce: str, width: int) -> None:
     assert detector.extract(loader).z["encoder"].shape == (600, width)
     u = detector(input_ids=ids[:7])
     torch.testing.assert_close(u.epistemic, detector.predict(loader).epistemic[:7], rtol=1e-4, atol=1e-4)
+
+
+class Padded(nn.Module):
+    """Tokens, classified by the first; a layer without tokens, and one with tokens of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.pooler, self.image = nn.Embedding(20, 8), nn.Tanh(), nn.Identity()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = self.embed(input_ids)
+        self.image(hidden[:, :4])
+        self.pooler(hidden[:, 0])
+        return nn.functional.one_hot(input_ids[:, 0] % 3, 3).float()
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "refused"),
+    [
+        ("embed", {"reduce": "tokens"}, "averaged over its tokens"),
+        ("embed", {"reduce": Reduce("token", token=-1)}, "read at token -1"),
+        ("embed", {"reduce": "token"}, None),
+        ("embed", {"reduce": "flatten"}, None),
+        ("pooler", {"reduce": "tokens"}, None),
+        ("image", {"reduce": "tokens"}, None),
+    ],
+)
+def test_padding_is_never_averaged(layer: str, options: dict[str, Any], refused: str | None) -> None:
+    ids = torch.randint(20, (200, 5), generator=torch.Generator().manual_seed(0))
+    full, mask = torch.ones_like(ids), torch.ones_like(ids)
+    mask[3, 3:] = 0
+    detector = LatentDensity(Padded(), layer, PLAIN, task="classification", **options)
+    detector.fit([{"input_ids": ids, "attention_mask": full}])
+    if refused is None:
+        assert bool(detector(input_ids=ids, attention_mask=mask).epistemic.isfinite().all())
+        return
+    with pytest.raises(ValueError, match=rf"layer 'embed' is {refused}, .* padding, which would count"):
+        detector(input_ids=ids, attention_mask=mask)
+    with pytest.raises(ValueError, match="such as the first with reduce='token'"):
+        detector.fit([{"input_ids": ids, "attention_mask": mask}])
+
+
+def test_texts_of_other_lengths_are_not_steered_into_a_mean_that_counts_padding() -> None:
+    ids = torch.randint(20, (200, 5), generator=torch.Generator().manual_seed(0))
+    detector = LatentDensity(Padded(), "embed", PLAIN, task="classification")
+    detector.fit([{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
+    with pytest.raises(ValueError, match=r"take one token with reduce='token', or .* for inputs without padding"):
+        detector(input_ids=ids[:, :4], attention_mask=torch.ones(200, 4))
+
+
+class Spoilt(nn.Module):
+    """Numbers, with what an input says in place of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.beside = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        mean, variance = self.hidden(x[:, :2])[:, 0] + x[:, 2], x[:, 0].square() + x[:, 3].abs()
+        self.beside(x[:, :2] + x[:, 4:])
+        return {"mean": mean, "variance": variance, "loss": mean.sum() * torch.nan}
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("column", [2, 3, 4])
+def test_what_is_not_finite_is_marked_and_nothing_else_changes(bad: float, column: int) -> None:
+    x = torch.cat([X, torch.zeros(400, 3)], 1)
+    task = Regression("mean", spread="variance")
+    detector = LatentDensity(Spoilt(), ["hidden", "beside"], JointMixture(1), task=task).fit([x])
+    spoilt = x[:5].clone()
+    spoilt[3, column] = bad
+    clean, reading = detector.read(x[:5]), detector.read(spoilt)
+    assert clean.unusable is None and reading.unusable.tolist() == [False, False, False, True, False]
+    for name in ("hidden", "beside"):
+        (one,), (two,) = clean.rows(name), reading.rows(name)
+        assert bool(two.z.isfinite().all()) and bool(two.prediction.isfinite().all())
+        assert torch.equal(one.z[[0, 1, 2, 4]], two.z[[0, 1, 2, 4]])
+    # What the network said stays what it said.
+    assert bool(reading.prediction.value[3].isfinite()) == (column != 2)
+    what = {2: "the network gave NaN or infinite outputs", 3: "the network gave NaN or infinite outputs"}
+    with pytest.raises(ValueError, match=what.get(column, "layer 'beside' gave NaN or infinite activations")):
+        detector.calibrate([x, spoilt])
+
+
+def test_a_class_may_be_ruled_out() -> None:
+    """By -inf as its score; a network that rules out all classes says nothing."""
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    x[:150, 2] = -torch.inf
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    for task in ("classification", Classification(logits=True)):
+        detector = Detector(model, [Term(EntropyMethod())], task=task).fit([x], calibration=[x])
+        expected = torch.distributions.Categorical(logits=x).probs
+        entropy = -(expected * expected.clamp(min=1e-30).log()).sum(1)
+        torch.testing.assert_close(detector(x).epistemic, entropy, rtol=1e-4, atol=1e-5)
+    reading = detector.read(torch.tensor([[0.0, -torch.inf, 1.0], [-torch.inf] * 3, [torch.inf, 0, 0]]))
+    assert reading.unusable.tolist() == [False, True, True]

@@ -38,7 +38,9 @@ def test_features_once_densities_many(trained: nn.Module, data: dict) -> None:
         count = model.count
     whole = LatentDensity(model, ["model.body", "model.hidden"], GaussianMixture(3), max_dim=5)
     whole.fit(data["train"], calibration=data["unseen"])
-    torch.testing.assert_close(whole.predict(data["test"]).p_value, u.p_value)
+    found = whole.predict(data["test"])
+    torch.testing.assert_close(found.epistemic, u.epistemic)
+    assert (found.p_value - u.p_value).abs().max() < 4.01 / 501  # ties are measured with the network, or without it
     with pytest.raises(ValueError, match="the features have no layer"):
         LatentDensity(model, "model.out").fit_features(train)
 
@@ -71,7 +73,7 @@ def test_features_of_another_detector_tell_the_task(trained: nn.Module, data: di
 
 def test_features_carry_a_variance_and_where_it_is() -> None:
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
     features = LatentDensity(net, "0", task=Regression(spread="columns", spread_is="log_variance")).extract([x])

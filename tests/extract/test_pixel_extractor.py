@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels
 from hidden_uncertainty.extract.extractor import chosen
+from hidden_uncertainty.extract.pixels import Resolution
 from hidden_uncertainty.model.batches import unpack
 from pixel_nets import ALL, PLAIN, Net, images, latent, masked, rows
 
@@ -22,7 +23,9 @@ def test_a_balanced_sample_is_fitted_and_all_pixels_are_counted() -> None:
     maps, output = latent(net, x, "first")
     prediction, valid = output.argmax(1), label != 255
     expected = torch.stack([p[v].bincount(minlength=4) for p, v in zip(prediction, valid, strict=True)])  # (images, C)
-    assert features.prediction.bincount(minlength=4).tolist() == expected.clamp(max=6).sum(0).tolist()
+    drawn = expected.sum(0).minimum(6 * (expected > 0).sum(0))
+    assert features.prediction.bincount(minlength=4).tolist() == drawn.tolist()
+    assert not torch.equal(drawn, expected.clamp(max=6).sum(0))  # which the cap alone would give
     assert features.population.values.tolist() == expected.sum(0).tolist()
     assert not bool((features.label == 255).any())
     # Every row is a pixel of its class, none twice.
@@ -137,7 +140,7 @@ class Pooled(Net):
         ("third", {}, r"gave \(n, 4, 14, 19\). If it predicts a class for every pixel, .* pixels=Pixels\(\)"),
         ("third", {"task": "regression"}, r"predicts one for every pixel, pass pixels=Pixels\(\)"),
         ("pool", {"pixels": Pixels()}, r"layer 'pool' gave \(n, 3\), which is no map"),
-        ("third", {"pixels": Pixels(), "reduce": "token"}, "with pixels= every place is taken"),
+        ("third", {"pixels": Pixels(), "reduce": "token"}, "with pixels= all are taken"),
     ],
 )
 def test_what_cannot_be(layer: str, options: dict[str, Any], message: str) -> None:
@@ -155,3 +158,51 @@ def test_networks_without_maps_are_no_pixels() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(ValueError, match=r"the network gave \(n, 4\). Leave pixels= out"):
         LatentDensity(net, "0", pixels=Pixels(), task="classification").fit([images(4)])
+
+
+@pytest.mark.parametrize(("patch", "resolution"), [(1, "output"), (3, "output"), (1, "latent")])
+def test_pixels_that_a_place_reaches_which_is_not_finite_are_marked(patch: int, resolution: Resolution) -> None:
+    """Against the same interpolation of a map of ones where places are NaN."""
+    net, x = Net(), images(30)
+    pixels = Pixels(resolution=resolution, patch=patch)
+    detector = LatentDensity(net, ["second", "third"], PLAIN, pixels=pixels, max_dim=None, task="classification").fit(
+        [x]
+    )
+    clean = detector.read(x[:3])
+    maps, _ = latent(net, x[:3], "second")
+    handle = net.second.register_forward_hook(lambda module, inputs, output: spoil(output))
+    reading = detector.read(x[:3])
+    with pytest.raises(
+        ValueError, match=r"layer 'second' gave NaN or infinite activations for 1 of 3 inputs in batch 0"
+    ):
+        detector.fit([x[:3]])
+    handle.remove()
+    wrong = torch.zeros_like(maps[:, :1])
+    wrong[1, :, 2, 4] = 1
+    size = reading.prediction.value.shape[1:]
+    expected = (rows(wrong, size, patch) > 0).any(1).reshape(reading.prediction.value.shape)
+    reached = reading.unusable & ~expected  # the layers behind and the outputs see them too
+    assert bool((reading.unusable | ~expected).all()) and not bool(reading.unusable[[0, 2]].any())
+    assert 0 < int(expected.sum()) < int(reading.unusable[1].sum()) and bool(reached[1].any())
+    for name in ("second", "third"):
+        one, two = (torch.cat([row.z for row in some.rows(name)]) for some in (clean, reading))
+        assert bool(two.isfinite().all())
+        assert torch.equal(one[~reading.unusable.flatten()], two[~reading.unusable.flatten()])
+
+
+def spoil(maps: Tensor) -> Tensor:
+    maps = maps.clone()
+    maps[1, 3, 2, 4] = torch.nan
+    return maps
+
+
+def test_no_images() -> None:
+    net, x = Net(), images(30)
+    with pytest.raises(ValueError, match="no pixel counts: no image came"):
+        LatentDensity(net, "third", PLAIN, pixels=Pixels(), task="classification").fit([x[:0]])
+    for resolution, size in (("output", (14, 19)), ("latent", (4, 5))):
+        detector = LatentDensity(net, "third", PLAIN, pixels=Pixels(resolution), task="classification").fit([x[:0], x])
+        u = detector(x[:0])
+        assert u.prediction.shape == u.epistemic.shape == u.aleatoric.shape == (0, *size)
+    with pytest.raises(ValueError, match="nothing to calibrate with: no input came"):
+        detector.calibrate([x[:0]])

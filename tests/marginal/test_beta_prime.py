@@ -50,13 +50,28 @@ def test_nothing_below_zero() -> None:
     assert marginal.cdf(torch.tensor([-1.0, 0.0])).tolist() == [0, 0]
 
 
-def test_pole_at_zero_weighs_what_is_there() -> None:
-    y = draw(0.4, 5)
-    marginal = BetaPrime(low=0, high=40, points=512).fit(y)
+@pytest.mark.parametrize("end", [0.3, 40.0])
+def test_a_pole_at_zero_and_a_long_tail_are_summed(end: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of what lies above
+        marginal = BetaPrime(low=0, high=end).fit(draw(0.4, 1.5))
     assert marginal.log_prob(torch.zeros(1)).item() == math.inf
-    mass = stats.betaprime.cdf(marginal.log_volume[0].exp(), *marginal.shape.tolist())
-    assert marginal.log_weight[0].exp().item() == pytest.approx(mass)
-    assert marginal.log_weight.exp().sum().item() == pytest.approx(1, abs=5e-3)
+    flat = marginal.at(torch.zeros(1), lambda points: torch.zeros(1, points.shape[-2]))
+    mass = stats.betaprime.cdf(end, *marginal.shape.tolist())
+    assert flat.log_weight.exp().sum().item() == pytest.approx(mass, abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e15])
+def test_a_fitted_scale_makes_it_scale_free(scale: float) -> None:
+    y = draw(3, 5)
+    one, other = BetaPrime(None).fit(y), BetaPrime(None).fit(scale * y)
+    torch.testing.assert_close(other.shape, one.shape)
+    torch.testing.assert_close(other.log_prob(scale * y), one.log_prob(y) - math.log(scale))
+    torch.testing.assert_close(other.cdf(scale * y), one.cdf(y))
+    p = torch.tensor([0.01, 0.5, 0.99], dtype=torch.float64)
+    torch.testing.assert_close(other.quantile(p) / scale, one.quantile(p))
+    with pytest.raises(ValueError, match="scale must be above zero, or None, not 0"):
+        BetaPrime(0)
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e5])
@@ -77,7 +92,7 @@ def test_far_from_one(scale: float, dtype: torch.dtype) -> None:
     [
         ([1.0, 0.0, -2.0], "2 of 3 predictions are not positive, .* use Gaussian or Histogram"),
         ([[1.0, 2.0], [3.0, 4.0]], "BetaPrime is for one number, not for vectors of 2: use Gaussian or Uniform"),
-        ([1.0e17, 1.2e17, 1.5e17], r"predictions around 1.2e\+17 are too far from one"),
+        ([1.0e17, 1.2e17, 1.5e17], r"predictions around 1.2e\+17 are too far from scale=1\.0, .* give scale=None"),
         ([1.0, 1.0 + 1e-6, 1.0 - 1e-6], "too close to each other, for BetaPrime"),
     ],
 )

@@ -17,7 +17,8 @@ from sklearn.calibration import calibration_curve
 from hidden_uncertainty import metrics
 
 INF = float("inf")
-PAIRS: list[Callable[..., Any]] = [metrics.auroc, metrics.average_precision, metrics.fpr_at_tpr, metrics.roc_curve]
+BY_NAME: list[Callable[..., Any]] = [metrics.auroc, metrics.average_precision, metrics.fpr_at_tpr, metrics.roc_curve]
+PAIRS: list[Callable[..., Any]] = [lambda low, high, f=f: f(negative=low, positive=high) for f in BY_NAME]
 RANKED: list[Callable[..., Any]] = [metrics.accuracy_rejection, metrics.aurc, metrics.expected_calibration_error]
 
 # A few integers give many ties.
@@ -38,23 +39,23 @@ def test_detection_metrics_are_those_of_scikit_learn(negative: list[float], posi
     label, score = as_labels(negative, positive)
     fpr, tpr, _ = sklearn_metrics.roc_curve(label, score, drop_intermediate=False)
 
-    assert metrics.auroc(negative, positive) == pytest.approx(sklearn_metrics.roc_auc_score(label, score), abs=1e-12)
-    assert metrics.average_precision(negative, positive) == pytest.approx(
-        sklearn_metrics.average_precision_score(label, score), abs=1e-12
-    )
-    ours = metrics.roc_curve(negative, positive)
+    area, precision, _, ours = (metric(negative, positive) for metric in PAIRS)
+    assert area == pytest.approx(sklearn_metrics.roc_auc_score(label, score), abs=1e-12)
+    assert precision == pytest.approx(sklearn_metrics.average_precision_score(label, score), abs=1e-12)
     np.testing.assert_allclose(ours[0], fpr, atol=1e-12)
     np.testing.assert_allclose(ours[1], tpr, atol=1e-12)
     for rate in (0.05, 0.5, 0.95, 1.0):
-        assert metrics.fpr_at_tpr(negative, positive, rate) == pytest.approx(fpr[tpr >= rate][0], abs=1e-12)
+        caught = metrics.fpr_at_tpr(negative=negative, positive=positive, tpr=rate)
+        assert caught == pytest.approx(fpr[tpr >= rate][0], abs=1e-12)
 
 
 @given(scores, scores)
 @properties
 def test_auroc_counts_pairs_and_its_two_directions_sum_to_one(negative: list[float], positive: list[float]) -> None:
     wins = np.sign(np.subtract.outer(np.array(positive), np.array(negative)))
-    assert metrics.auroc(negative, positive) == pytest.approx(((wins + 1) / 2).mean(), abs=1e-12)
-    assert metrics.auroc(negative, positive) + metrics.auroc(positive, negative) == pytest.approx(1, abs=1e-15)
+    area, other = (metrics.auroc(negative=a, positive=b) for a, b in [(negative, positive), (positive, negative)])
+    assert area == pytest.approx(((wins + 1) / 2).mean(), abs=1e-12)
+    assert area + other == pytest.approx(1, abs=1e-15)
 
 
 @given(tied, tied)
@@ -62,7 +63,7 @@ def test_auroc_counts_pairs_and_its_two_directions_sum_to_one(negative: list[flo
 def test_only_the_ranking_matters_and_infinities_rank(negative: list[float], positive: list[float]) -> None:
     ranks = {-3.0: -INF, -2.0: -1e30, -1.0: -1e-30, 0.0: 0.0, 1.0: 7.0, 2.0: 1e300, 3.0: INF}
     moved = [ranks[s] for s in negative], [ranks[s] for s in positive]
-    for metric in (metrics.auroc, metrics.average_precision, metrics.fpr_at_tpr):
+    for metric in PAIRS[:3]:
         assert metric(*moved) == metric(negative, positive)
 
 
@@ -71,7 +72,7 @@ def test_fpr_at_tpr_catches_exactly_the_share_that_decimals_say(positives: int) 
     # Negatives equal positives, so the share of negatives at the threshold is the share of positives caught.
     ladder = torch.arange(positives)
     for percent in range(1, 101):
-        caught = metrics.fpr_at_tpr(ladder, ladder, tpr=percent / 100) * positives
+        caught = metrics.fpr_at_tpr(negative=ladder, positive=ladder, tpr=percent / 100) * positives
         assert round(caught) == -(-percent * positives // 100)
 
 
@@ -180,8 +181,9 @@ def test_every_kind_of_input_gives_the_same(metric: Callable[..., Any]) -> None:
 
 
 def test_precision_of_lists_and_of_float64_is_kept() -> None:
-    assert metrics.auroc([1.0], [1.0 + 1e-12]) == 1.0
-    assert metrics.auroc(torch.tensor([1.0]), torch.tensor([1.0 + 1e-12], dtype=torch.float64)) == 1.0
+    assert metrics.auroc(negative=[1.0], positive=[1.0 + 1e-12]) == 1.0
+    above = torch.tensor([1.0 + 1e-12], dtype=torch.float64)
+    assert metrics.auroc(negative=torch.tensor([1.0]), positive=above) == 1.0
 
 
 @pytest.mark.parametrize("metric", PAIRS + RANKED)
@@ -209,9 +211,37 @@ def test_one_answer_per_input(metric: Callable[..., Any]) -> None:
 def test_arguments_out_of_range_are_refused() -> None:
     for tpr in (0.0, -0.1, 1.01, float("nan")):
         with pytest.raises(ValueError, match="tpr must be above 0"):
-            metrics.fpr_at_tpr([0.0], [1.0], tpr)
+            metrics.fpr_at_tpr(negative=[0.0], positive=[1.0], tpr=tpr)
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         metrics.expected_calibration_error([0.5], [True], bins=0)
     for wrong in (-0.1, 1.1, INF):
         with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
             metrics.expected_calibration_error([0.5, wrong], [True, True])
+
+
+@pytest.mark.parametrize("metric", BY_NAME)
+def test_scikit_learn_s_order_is_refused_with_what_to_write(metric: Callable[..., Any]) -> None:
+    label, score = [0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]
+    name = metric.__name__
+    with pytest.raises(
+        TypeError, match=rf"{name} takes arguments by name: write {name}\(negative=\.\.\., positive="
+    ) as one:
+        metric(label, score)
+    with pytest.raises(TypeError, match=r"scikit-learn's order is \(y_true, y_score\)") as other:
+        metric(label, positive=score)
+    assert str(one.value) == str(other.value)
+
+
+def test_arguments_that_could_be_swapped_have_names() -> None:
+    mask = [True, False]
+    calls: dict[str, Callable[..., Any]] = {
+        r"sparsification\(uncertainty=\.\.\., error=\.\.\.\)\.$": lambda: metrics.sparsification([1.0], [2.0]),
+        r"ause\(uncertainty=\.\.\., error=\.\.\.\)\.$": lambda: metrics.ause([1.0], [2.0]),
+        r"update\(prediction=\.\.\., label=\.\.\.\)\. scikit-learn": lambda: metrics.Confusion(2).update([0], [1]),
+        r"update\(scores, positive, valid=\.\.\.\)\.$": lambda: metrics.PixelDetection(10).update(
+            [1.0, 2.0], mask, mask
+        ),
+    }
+    for message, call in calls.items():
+        with pytest.raises(TypeError, match=message):
+            call()

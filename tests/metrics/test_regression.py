@@ -22,8 +22,8 @@ INF = float("inf")
 PAIRS: list[Callable[..., Any]] = [
     metrics.rmse,
     metrics.rank_correlation,
-    metrics.sparsification,
-    metrics.ause,
+    lambda a, b: metrics.sparsification(uncertainty=a, error=b),
+    lambda a, b: metrics.ause(uncertainty=a, error=b),
     metrics.width,
 ]
 
@@ -54,8 +54,11 @@ def test_rmse_is_that_of_scikit_learn(rows: list[tuple[float, float]]) -> None:
 def test_squares_neither_overflow_nor_vanish(size: float) -> None:
     error = torch.tensor([3.0, -4.0], dtype=torch.float64) * size
     assert metrics.rmse(error, torch.zeros(2)) == pytest.approx(size * math.sqrt(12.5), rel=1e-12)
-    assert metrics.sparsification([0, 1], error)[1].tolist() == pytest.approx([size * math.sqrt(12.5), size * 3])
-    assert metrics.ause([1, 0], error) == pytest.approx(metrics.ause([1, 0], [3, 4]), rel=1e-12)
+    assert metrics.sparsification(uncertainty=[0, 1], error=error)[1].tolist() == pytest.approx(
+        [size * math.sqrt(12.5), size * 3]
+    )
+    areas = [metrics.ause(uncertainty=[1, 0], error=each) for each in (error, [3, 4])]
+    assert areas[0] == pytest.approx(areas[1], rel=1e-12)
 
 
 @given(st.one_of(pairs, numbers))
@@ -87,7 +90,8 @@ def test_sparsification_is_the_mean_over_orders_of_ties(rows: list[tuple[float, 
     squares = np.array([[error**2 for _, error in order] for order in orders])  # (orders, n), the first to go first
     expected = [math.sqrt(squares[:, k:].mean()) for k in range(len(rows))]
 
-    removed, rest = metrics.sparsification(*columns(rows))
+    uncertainty, error = columns(rows)
+    removed, rest = metrics.sparsification(uncertainty=uncertainty, error=error)
     np.testing.assert_allclose(removed, np.arange(len(rows)) / len(rows))
     np.testing.assert_allclose(rest, expected, atol=1e-12)
 
@@ -96,16 +100,17 @@ def test_sparsification_is_the_mean_over_orders_of_ties(rows: list[tuple[float, 
 @properties
 def test_no_order_of_removal_beats_the_oracle(rows: list[tuple[float, float]], random: Any) -> None:
     uncertainty, error = columns(rows)
-    _, rest = metrics.sparsification(uncertainty, error)
+    _, rest = metrics.sparsification(uncertainty=uncertainty, error=error)
     _, best = metrics.sparsification_oracle(error)
     assert (rest >= best * (1 - 1e-12)).all()
     largest_first = np.sort(np.abs(error))[::-1]
     expected = [math.sqrt(np.mean(largest_first[k:] ** 2)) for k in range(len(error))]
     np.testing.assert_allclose(best, expected, rtol=1e-9, atol=1e-9)
 
-    shuffled = columns(random.sample(rows, len(rows)))
-    assert metrics.ause(*shuffled) == pytest.approx(metrics.ause(uncertainty, error), abs=1e-9)
-    assert metrics.ause(np.abs(error), error) == 0
+    area = metrics.ause(uncertainty=uncertainty, error=error)
+    uncertainty, error = columns(random.sample(rows, len(rows)))
+    assert metrics.ause(uncertainty=uncertainty, error=error) == pytest.approx(area, abs=1e-9)
+    assert metrics.ause(uncertainty=np.abs(error), error=error) == 0
 
 
 def test_ause_is_the_area_between_the_two_curves_on_a_fine_grid() -> None:
@@ -118,13 +123,15 @@ def test_ause_is_the_area_between_the_two_curves_on_a_fine_grid() -> None:
         return np.append(rest / rest[0], 0.0)  # and with nothing left no error
 
     both = curve(uncertainty.numpy()) - curve(np.abs(error.numpy()))
-    assert metrics.ause(uncertainty, error) == pytest.approx(trapezoid(both, dx=1 / 400), abs=1e-12)
+    area = metrics.ause(uncertainty=uncertainty, error=error)
+    assert area == pytest.approx(trapezoid(both, dx=1 / 400), abs=1e-12)
 
 
 def test_ause_orders_oracle_informed_chance_and_adversary() -> None:
     error = normal(4000)
     informed, chance = error.abs() + normal(4000, seed=1).abs(), normal(4000, seed=2)
-    areas = [metrics.ause(score, error) for score in (error.abs(), informed, chance, -error.abs())]
+    scores = (error.abs(), informed, chance, -error.abs())
+    areas = [metrics.ause(uncertainty=score, error=error) for score in scores]
     assert areas == sorted(areas)
     assert areas[0] == 0
     # What is kept at random has the error of all; the oracle leaves the share p smallest of |N(0, 1)|.
@@ -132,12 +139,12 @@ def test_ause_orders_oracle_informed_chance_and_adversary() -> None:
     q = stats.norm.ppf((1 + p[:-1]) / 2)
     oracle = np.append(np.sqrt(1 - 2 * q * stats.norm.pdf(q) / p[:-1]), 1)
     assert areas[2] == pytest.approx(1 - oracle.mean(), abs=0.02)
-    assert metrics.ause(torch.zeros(4000), error) == pytest.approx(1 - oracle.mean(), abs=0.02)
+    assert metrics.ause(uncertainty=torch.zeros(4000), error=error) == pytest.approx(1 - oracle.mean(), abs=0.02)
 
 
 def test_no_error_at_all_is_the_perfect_order() -> None:
-    assert metrics.ause([3.0, 1.0], [0.0, 0.0]) == 0
-    assert metrics.sparsification([3.0, 1.0], [0.0, 0.0])[1].tolist() == [0, 0]
+    assert metrics.ause(uncertainty=[3.0, 1.0], error=[0.0, 0.0]) == 0
+    assert metrics.sparsification(uncertainty=[3.0, 1.0], error=[0.0, 0.0])[1].tolist() == [0, 0]
 
 
 @given(st.lists(st.tuples(*[st.integers(-3, 3)] * 3), min_size=1, max_size=30))
@@ -201,9 +208,9 @@ def test_infinite_errors_are_refused() -> None:
     for call in (
         lambda: metrics.rmse([0.0, INF], [0.0, 0.0]),
         lambda: metrics.rmse([0.0, 1.0], [0.0, -INF]),
-        lambda: metrics.sparsification([0.0, 1.0], [0.0, INF]),
+        lambda: metrics.sparsification(uncertainty=[0.0, 1.0], error=[0.0, INF]),
         lambda: metrics.sparsification_oracle([0.0, -INF]),
-        lambda: metrics.ause([0.0, 1.0], [0.0, INF]),
+        lambda: metrics.ause(uncertainty=[0.0, 1.0], error=[0.0, INF]),
     ):
         with pytest.raises(ValueError, match="holds 1 infinite among 2 values"):
             call()

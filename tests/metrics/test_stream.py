@@ -18,16 +18,32 @@ from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
 from hidden_uncertainty import metrics
-from hidden_uncertainty.metrics import Bounded, PixelDetection
+from hidden_uncertainty.metrics import Bounded, PixelDetection, Values
 
 INF = float("inf")
 TPRS = (0.05, 0.5, 0.95, 1.0)
 Read = Callable[[PixelDetection], Bounded]
 Exact = Callable[[Tensor, Tensor], float]
+
+
+def exact_auroc(low: Values, high: Values) -> float:
+    return metrics.auroc(negative=low, positive=high)
+
+
+def exact_precision(low: Values, high: Values) -> float:
+    return metrics.average_precision(negative=low, positive=high)
+
+
 METRICS: list[tuple[Read, Exact]] = [
-    (lambda meter: meter.auroc, metrics.auroc),
-    (lambda meter: meter.average_precision, metrics.average_precision),
-    *((lambda meter, t=t: meter.fpr_at_tpr(t), lambda low, high, t=t: metrics.fpr_at_tpr(low, high, t)) for t in TPRS),
+    (lambda meter: meter.auroc, exact_auroc),
+    (lambda meter: meter.average_precision, exact_precision),
+    *(
+        (
+            lambda meter, t=t: meter.fpr_at_tpr(t),
+            lambda low, high, t=t: metrics.fpr_at_tpr(negative=low, positive=high, tpr=t),
+        )
+        for t in TPRS
+    ),
 ]
 
 few = st.sampled_from([-INF, -1e300, -1e30, -7.0, -1e-30, -5e-324, -0.0, 0.0, 1e-45, 1e-30, 7.0, 1e30, 1e300, INF])
@@ -87,7 +103,7 @@ def test_bounds_are_the_best_and_the_worst_order_within_bins(pairs: list[tuple[f
     best, worst = arranged(scores, positive, bits=18), arranged(scores, ~positive, bits=18)
     for read, exact in METRICS:
         good, bad = (exact(order[~positive], order[positive]) for order in (best, worst))
-        if exact is not metrics.average_precision:
+        if exact is not exact_precision:
             assert [read(meter).low, read(meter).high] == pytest.approx(sorted([good, bad]), abs=1e-14)
         else:
             assert read(meter).high == pytest.approx(good, abs=1e-14)
@@ -112,10 +128,10 @@ def test_a_perfect_and_a_hopeless_order_in_one_bin_reach_the_bounds() -> None:
     positive = torch.tensor([False, False, True])
     meter = counted(torch.tensor([1.0, 1 + 1e-6, 1 + 2e-6]), positive)
     best, worst = ([1.0, 1.0], [2.0]), ([2.0, 2.0], [1.0])
-    assert meter.auroc.high == metrics.auroc(*best)
-    assert meter.auroc.low == metrics.auroc(*worst)
-    assert meter.average_precision.high == metrics.average_precision(*best)
-    assert meter.average_precision.low == metrics.average_precision(*worst)
+    assert meter.auroc.high == exact_auroc(*best)
+    assert meter.auroc.low == exact_auroc(*worst)
+    assert meter.average_precision.high == exact_precision(*best)
+    assert meter.average_precision.low == exact_precision(*worst)
     assert (meter.fpr_at_tpr().low, meter.fpr_at_tpr().high) == (0.0, 1.0)
 
 
@@ -151,6 +167,19 @@ def test_a_million_pixels_are_within_tight_bounds_and_agree_with_scikit_learn() 
     assert points.issuperset(zip(recall.tolist(), curve.tolist(), strict=True))
 
 
+@pytest.mark.parametrize("size", [-1e-300, 1e-300, 1e-150, 1e-30, 1.0, 1e30, 1e200])
+def test_scores_of_any_size_are_told_apart(size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    positive = torch.rand(20_000, generator=generator) < 0.3
+    scores = size * (1 + torch.rand(20_000, generator=generator, dtype=torch.float64) + 0.3 * positive)
+    meter = counted(scores, positive, bits=20)
+    assert_holds(meter, scores, positive)
+    expected = sklearn_metrics.roc_auc_score(positive, scores / abs(size))
+    assert meter.auroc == pytest.approx(expected, abs=1e-3)
+    bin_width = 2 ** (9 - 20) * (1 if 3e-39 < abs(size) < 1.8e19 else 32)
+    assert meter.auroc.high - meter.auroc.low < 1.5 * bin_width
+
+
 def test_a_stream_of_any_shapes_is_one_big_input() -> None:
     scores, positive = street(6000)
     whole = counted(scores, positive)
@@ -181,8 +210,8 @@ def test_pixels_that_are_not_valid_do_not_count() -> None:
     valid = torch.rand(3000, generator=torch.Generator().manual_seed(1)) < 0.5
     spoilt = scores.where(valid, torch.tensor([math.nan, INF, -INF]).repeat(1000))
     meter = PixelDetection(12)
-    meter.update(spoilt, positive, valid)
-    meter.update(spoilt, ~positive, torch.zeros(3000, dtype=torch.bool))
+    meter.update(spoilt, positive, valid=valid)
+    meter.update(spoilt, ~positive, valid=torch.zeros(3000, dtype=torch.bool))
     for read, _ in METRICS:
         expected = read(counted(scores[valid], positive[valid]))
         assert (read(meter), read(meter).low, read(meter).high) == (expected, expected.low, expected.high)
@@ -219,7 +248,7 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match=r"positive must have the shape of scores \(10, 10\), got \(100,\)"):
         meter.update(scores.view(10, 10), positive)
     with pytest.raises(ValueError, match=r"valid must have the shape of scores \(100,\), got \(1,\)"):
-        meter.update(scores, positive, [True])
+        meter.update(scores, positive, valid=[True])
     with pytest.raises(ValueError, match="meters of 12 and 13 bits"):
         meter.merge(PixelDetection(13))
     with pytest.raises(ValueError, match="tpr must be above 0"):
@@ -291,5 +320,5 @@ def test_lists_of_numbers_keep_their_digits() -> None:
     negative, positive = [-1e300, 1e200, 0.1], [1e300, 0.1 + 1e-9]
     meter = PixelDetection(12)
     meter.update([*negative, *positive], [False] * 3 + [True] * 2)
-    assert meter.auroc.low <= metrics.auroc(negative, positive) <= meter.auroc.high
+    assert meter.auroc.low <= exact_auroc(negative, positive) <= meter.auroc.high
     assert meter.auroc.low < meter.auroc.high  # in one bin as float32, but no ties

@@ -247,3 +247,9 @@ def test_a_clone_shares_nothing() -> None:
         tensor.zero_()
     assert batch.args[0].equal(X) and batch.args[1][0].equal(MASK) and batch.label is not None and batch.label.equal(Y)
     assert batch.kwargs["more"]["x"].equal(X)
+
+
+def test_batches_without_inputs_are_left_out_unless_there_are_no_others() -> None:
+    x = torch.zeros(3, 4)
+    assert [len(batch) for batch in batches([x[:0], x, x[:0], x[:1]])] == [3, 1]
+    assert [len(batch) for batch in batches([x[:0], x[:0]])] == [0]

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture_nets import Net, Odd, Output, images, in_threads, mlp, unchanged, vectors
-from hidden_uncertainty.model import capture
-from hidden_uncertainty.model.capture import device_of, find, named, nearest, run, select, watch
+from capture_nets import Net, Odd, Output, data_parallel, images, in_threads, mlp, unchanged, vectors
+from hidden_uncertainty.model.capture import device_of, find, lend, named, nearest, run, select
 
 
 def test_the_output_and_layers_are_those_of_the_model_in_evaluation_mode() -> None:
@@ -132,6 +131,7 @@ def test_the_transformer_fast_path_steps_aside(name: str) -> None:
     torch.testing.assert_close(output, model(x))  # with gradients, which keeps it off the fast path
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # once per process
 def test_nested_tensors_of_a_padded_transformer_get_a_clear_error() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model, x = nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 8)
@@ -140,7 +140,6 @@ def test_nested_tensors_of_a_padded_transformer_get_a_clear_error() -> None:
     tap = {"layers.0": lambda out: select(out, None, "layer 'layers.0'").clone()}
     with (
         unchanged(model),
-        pytest.warns(UserWarning, match="nested tensors is in prototype"),
         pytest.raises(ValueError, match=r"layer 'layers.0' returned a nested tensor.*enable_nested_tensor=False"),
     ):
         run(model, tap, (x,), {"src_key_padding_mask": padding})
@@ -183,24 +182,37 @@ def test_torchscript_layers_cannot_be_read_but_may_be_among_the_others() -> None
     assert statistics.equal(model[1].running_mean)
 
 
-def test_watch_sees_every_call() -> None:
-    model, seen = Odd(), []
-    with unchanged(model), watch(model, {"shared": lambda out: seen.append(tuple(out.shape))}) as inner:
+def test_every_call_of_a_layer_is_seen_with_its_inputs() -> None:
+    model, x, seen = Odd(), torch.randn(3, 6, 4), []
+
+    def work(inner: nn.Module) -> None:
         assert not inner.training
-        inner(torch.randn(3, 6, 4))
-    assert seen == [(3, 6, 4)] * 2
+        inner(x)
+
+    with unchanged(model):
+        lend(model, {"shared": lambda output, args, kwargs: seen.append((output, *args, kwargs))}, work)
+    assert len(seen) == 2
+    assert seen[0][1] is x
+    assert seen[1][1] is seen[0][0]
+
+
+def test_what_a_callback_returns_goes_on_to_the_next_layer() -> None:
+    model = mlp()
+    with unchanged(model):
+        output = lend(model, {"2": lambda output, *_: torch.zeros_like(output)}, lambda inner: inner(vectors()))
+    assert output.equal(model[3].bias.expand(3, 2))
 
 
 def test_wrappers_for_several_devices_are_seen_through() -> None:
     plain = mlp()
-    model = nn.DataParallel(plain)
+    model = data_parallel(plain)
     with unchanged(plain):
         for name in ("2.0", "module.2.0"):
             output, kept = run(model, {name: torch.clone}, (vectors(),), {})
             assert kept[name].shape == (3, 6)
             assert output.equal(mlp()(vectors()))
     assert [name for name, _ in named(model)] == [name for name, _ in named(plain)]
-    inside = nn.Sequential(nn.DataParallel(plain), nn.ReLU())
+    inside = nn.Sequential(data_parallel(plain), nn.ReLU())
     assert run(inside, {"0.2": torch.clone}, (vectors(),), {})[1]["0.2"].shape == (3, 6)
 
 
@@ -247,7 +259,7 @@ def test_eight_threads_on_one_model() -> None:
     expected = {n: reference.stem(images(n)).detach() for n in range(1, 9)}
 
     def score(k: int) -> None:
-        wrapped = nn.DataParallel(model) if k % 2 else model  # two detectors may hold the model differently
+        wrapped = data_parallel(model) if k % 2 else model  # two detectors may hold the model differently
         for _ in range(20):
             _, kept = run(wrapped, {"stem": torch.clone, "head": torch.clone}, (images(k + 1),), {})
             assert kept["stem"].equal(expected[k + 1])
@@ -257,10 +269,9 @@ def test_eight_threads_on_one_model() -> None:
         in_threads(8, score)
 
 
-def test_the_lock_does_not_keep_the_model_alive() -> None:
-    model = mlp()
-    run(model, {"0": torch.sum}, (vectors(),), {})
-    assert model in capture._locks
+def test_nothing_keeps_the_model_alive() -> None:
+    model = Net()
+    run(model, {"head": torch.sum}, (images(),), {})
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -293,8 +304,8 @@ def test_find_names_the_nearest() -> None:
 
 def test_a_child_that_happens_to_be_called_module_comes_first() -> None:
     inner = nn.ModuleDict({"module": nn.Linear(4, 2)})
-    assert find(nn.DataParallel(inner), ["module"])["module"] is inner["module"]
-    assert find(nn.DataParallel(inner), ["module.module"])["module.module"] is inner["module"]
+    assert find(data_parallel(inner), ["module"])["module"] is inner["module"]
+    assert find(data_parallel(inner), ["module.module"])["module.module"] is inner["module"]
 
 
 @pytest.mark.parametrize("name", ["module.2.0", "_orig_mod.2.0", "module._orig_mod.2.0"])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from capture_nets import Net, images, in_threads, mlp, unchanged, vectors
+from capture_nets import Average, Net, data_parallel, images, in_threads, mlp, snapshot, unchanged, vectors
+from hidden_uncertainty import precision
+from hidden_uncertainty.model import _evaluation
 from hidden_uncertainty.model.capture import run
 
 
@@ -112,7 +118,7 @@ def compiled(how: str, backend: Callable[..., Any]) -> tuple[nn.Module, nn.Modul
         plain.forward = torch.compile(plain.forward, backend=backend)
     elif how == "several wrappers":
         plain[2] = torch.compile(plain[2], backend=backend)
-        return torch.compile(nn.DataParallel(plain), backend=backend), plain
+        return torch.compile(data_parallel(plain), backend=backend), plain
     return plain, plain
 
 
@@ -171,7 +177,7 @@ def test_the_compiler_is_left_alone_when_nothing_is_compiled(monkeypatch: pytest
 def test_threads_with_compiled_models_put_the_compiler_back_once_all_are_done() -> None:
     from torch._dynamo import eval_frame
 
-    both, first_done, models = threading.Barrier(2), threading.Event(), [mlp(), mlp()]
+    both, first_done, models = threading.Barrier(2), threading.Event(), [mlp().eval(), mlp().eval()]
     for model in models:
         model.compile(backend="eager")
 
@@ -188,3 +194,197 @@ def test_threads_with_compiled_models_put_the_compiler_back_once_all_are_done() 
 
     in_threads(2, score)
     assert eval_frame._stance.stance == "default"
+
+
+def test_a_model_in_evaluation_mode_is_run_by_several_threads_at_once() -> None:
+    model, together = Net().eval(), threading.Barrier(4)
+    run(model, {}, (images(),), {})  # the first run of a model with buffers is one at a time
+    model.before = lambda: together.wait(10)  # nobody goes on before all are inside
+
+    def score(k: int) -> None:
+        _, kept = run(model, {"stem": torch.clone}, (images(k + 1),), {})
+        assert kept["stem"].shape[0] == k + 1
+
+    with unchanged(model):
+        in_threads(4, score)
+
+
+def test_threads_that_change_places_all_the_time() -> None:
+    model = mlp().eval()
+    expected = [model(vectors(k + 1)) for k in range(6)]
+    interval = sys.getswitchinterval()
+
+    def score(k: int) -> None:
+        for _ in range(100):
+            _, kept = run(model, {"0": torch.clone, "2": torch.clone, "": torch.clone}, (vectors(k + 1),), {})
+            assert kept[""].equal(expected[k])
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with unchanged(model):
+            in_threads(6, score)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("part", ["backbone", "model"])
+def test_models_that_share_modules_take_turns_in_training_mode(part: str) -> None:
+    """A second model is looked at while the shared part is switched, and run after that was switched back."""
+    backbone = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    first = Gate(nn.Sequential(backbone, nn.ReLU()))
+    second = Gate(backbone if part == "backbone" else nn.Sequential(backbone, nn.Linear(4, 2)))
+    second.eval()  # while the first has the backbone switched, all of the second looks like evaluation mode
+    backbone.train()
+    expected = [run(model, {}, (vectors(),), {})[0] for model in (first, second)]
+    began, order = threading.Event(), []
+
+    def inside_first() -> None:
+        began.set()
+        order.append("first")
+        assert not entered.wait(0.3)  # the second waits
+        order.append("first ends")
+
+    def inside_second() -> None:
+        entered.set()
+        order.append("second")
+
+    entered = threading.Event()
+    first.inside, second.inside = inside_first, inside_second
+
+    def score(k: int) -> None:
+        assert k == 0 or began.wait(10)
+        assert run((first, second)[k], {}, (vectors(),), {})[0].equal(expected[k])
+
+    with unchanged(first), unchanged(second):
+        in_threads(2, score)
+    assert order == ["first", "first ends", "second"]
+
+
+class Gate(nn.Module):
+    """A model that does something before its layers run."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.inside: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside()
+        return self.inner(x)
+
+
+def test_a_switch_that_comes_and_goes_while_a_model_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The survey saw modules that another thread had switched, and found none switched before and after."""
+    model, survey, looks = Net(), _evaluation._survey, []
+
+    def slow(root: nn.Module) -> Any:
+        looks.append(root)
+        if len(looks) > 1:
+            return survey(root)
+        for module in root.modules():
+            module.training = False
+        found = survey(root)
+        for module in root.modules():
+            module.training = True
+        _evaluation._switched = set()  # as a change leaves it
+        return found
+
+    run(model, {}, (images(),), {})  # after which its buffers are known to stay
+    monkeypatch.setattr(_evaluation, "_survey", slow)
+    with unchanged(model):
+        output, _ = run(model, {}, (images(),), {})
+    assert len(looks) == 2  # it looked again, under the lock
+    assert output.equal(model.eval()(images()))
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "reassigned"])
+def test_buffers_that_a_run_changes_are_put_back(how: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Average(how)).eval()
+    average = model[1]
+    mean, content = average.mean, average.mean.clone()
+    outputs = [run(model, {"0": torch.clone}, (vectors(),), {})[0] for _ in range(3)]
+    assert average.mean is mean and mean.equal(content)
+    assert outputs[0].equal(outputs[1]) and outputs[0].equal(outputs[2])
+    assert _evaluation._moving[average] == {"mean"}
+    with torch.no_grad():
+        assert model(vectors()).equal(outputs[0])
+    assert not average.mean.equal(content)  # in the user's own hands it moves on
+    with pytest.raises(ZeroDivisionError):
+        run(model, {"1": lambda output: 1 / 0}, (vectors(),), {})
+    assert average.mean.equal(0.9 * content + model[0](vectors()).mean())
+
+
+def test_threads_on_a_model_whose_buffers_move() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Average()).eval()
+    expected = [run(model, {}, (vectors(k + 1),), {})[0] for k in range(8)]
+
+    def score(k: int) -> None:
+        for _ in range(20):
+            assert run(model, {}, (vectors(k + 1),), {})[0].equal(expected[k])
+
+    in_threads(8, score)
+    assert model[1].mean.item() == 0
+
+
+def test_training_mode_is_noted_once_per_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hidden_uncertainty")
+    model, other = mlp(), mlp().eval()
+    for _ in range(2):
+        run(model, {}, (vectors(),), {})
+        run(other, {}, (vectors(),), {})
+    assert [record.getMessage().partition(".")[0] for record in caplog.records] == ["the model is in training mode"]
+
+
+def test_an_interrupt_after_any_call_leaves_nothing_but_dead_hooks() -> None:
+    """At every point where Python looks for signals: where a function begins, and after a call of C."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Average(), nn.Dropout())
+    model[0].weight.grad = torch.ones(4, 4)
+    torch.set_float32_matmul_precision("high")
+    tap = precision.precise(lambda z: z @ z.mT)
+
+    def settings() -> tuple[Any, ...]:
+        flags = torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), torch.is_autocast_enabled("cpu")
+        return *flags, torch.get_float32_matmul_precision(), precision._current(), _evaluation._switched
+
+    def hooks() -> int:
+        return sum(len(layer._forward_hooks) + len(layer._forward_hooks_with_kwargs) for layer in model)
+
+    def interrupted(at: int) -> bool:
+        seen = 0
+
+        def count(frame: FrameType, event: str, _: Any) -> None:
+            nonlocal seen
+            if event == "c_return" or (event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR):
+                seen += 1
+                if seen == at:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(count)
+        try:
+            run(model, {"0": tap, "2": torch.sum}, (vectors(),), {})
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            run(model, {"0": tap}, (vectors(),), {})
+            before, at, left = (snapshot(model), settings()), 1, 0
+            while interrupted(at):
+                at += 1
+                if hooks():
+                    left += 1
+                    run(model, {"0": tap, "2": torch.sum}, (vectors(),), {})
+                assert without_versions(snapshot(model)) == without_versions(before[0])
+                assert settings() == before[1]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert at > 200
+    assert left < 0.05 * at
+
+
+def without_versions(state: list[Any]) -> list[Any]:
+    """A snapshot that allows for buffers to have been written and put back."""
+    return [(*entry[:3], *entry[4:]) if len(entry) == 7 else entry for entry in state]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hidden_uncertainty.model.infer import infer_task
+from hidden_uncertainty.model.infer import check_task, infer_task, warn_of_others
+from hidden_uncertainty.model.tasks import Classification, Regression
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,31 @@ def test_numbers_with_as_many_floating_labels_are_regression(shape, label):
 def test_an_output_for_every_pixel_is_told_what_to_pass():
     with pytest.raises(ValueError, match=r"pass pixels=Pixels\(\) too"):
         infer_task(torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8)), None)
+
+
+def test_several_labels_per_input_are_not_taken_for_classes():
+    label = torch.tensor([[1, 0, 1], [0, 0, 0]])
+    for kind in (torch.int64, torch.float32, torch.bool):
+        with pytest.raises(ValueError, match="several labels per input are not supported yet") as raised:
+            infer_task(torch.randn(2, 3), label.to(kind), None)
+        assert "task='classification'" not in str(raised.value)
+        with pytest.raises(ValueError, match="one detector per label"):
+            check_task(Classification(), torch.randn(2, 3), label.to(kind))
+        check_task(Regression(), torch.randn(2, 3), label.to(kind))
+    check_task(Classification(), torch.randn(2, 3), torch.eye(3)[:2])  # one class each
+    check_task(Classification(), torch.randn(2, 1), torch.zeros(2, 1))
+
+
+def test_tensors_that_are_not_read_are_told_once(recwarn):
+    mean, variance = torch.randn(4, 1), torch.rand(4, 1)
+    for task, output in [
+        (Regression(), mean),
+        (Regression(), (mean, torch.zeros(3, 5))),
+        (Regression(0), (mean, variance)),
+        (Regression(0, spread=1), (mean, variance)),
+        (Classification(), (mean, variance)),
+    ]:
+        warn_of_others(task, output)
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"returned 2 tensors, .* task=Regression\(output=0, spread=1\)"):
+        warn_of_others(Regression(), (mean, variance))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture_nets import Output, Returning, unchanged
+from capture_nets import Output, Returning, data_parallel, unchanged
 from hidden_uncertainty.model.layers import LayerInfo, layers
 
 
@@ -109,7 +109,7 @@ def test_a_transformer_shows_every_layer_that_can_be_read() -> None:
 
 def test_wrappers_do_not_show() -> None:
     plain = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
-    tree = layers(nn.DataParallel(plain), torch.randn(3, 4), show=False)
+    tree = layers(data_parallel(plain), torch.randn(3, 4), show=False)
     assert list(tree) == list(layers(plain, torch.randn(3, 4), show=False))
 
 

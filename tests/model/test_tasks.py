@@ -100,3 +100,42 @@ def test_options_that_make_no_task():
 def test_a_task_is_rebuilt_from_its_configuration(task):
     rebuilt = from_config(task.config())
     assert type(rebuilt) is type(task) and rebuilt.config() == task.config()
+
+
+@pytest.mark.parametrize("task", [Regression(), Regression(spread="columns"), Classification()])
+def test_what_is_read_shares_no_memory_with_the_output(task):
+    output = torch.tensor([[1.0, 4.0], [2.0, 9.0]])
+    read = [task.scores(output), *(part for part in task.predict(output) if isinstance(part, torch.Tensor))]
+    maps = output[:, :1, None, None].expand(2, 1, 3, 3).clone()
+    if task.discrete or task.spread is None:
+        read.append(task.predict_pixels(maps).value)
+    before = [part.clone() for part in read]
+    output.zero_()
+    maps.zero_()
+    assert all(torch.equal(part, old) for part, old in zip(read, before, strict=True))
+
+
+def test_real_numbers_are_needed():
+    for kind in (torch.bool, torch.complex64):
+        for read in (Classification().predict, Regression().predict, Classification().scores):
+            with pytest.raises(TypeError, match=f"real numbers, but the network gave {kind}"):
+                read(torch.ones(4, 3).to(kind))
+
+
+def test_outputs_that_are_not_finite_are_told_per_input_and_per_pixel():
+    inf, nan = math.inf, math.nan
+    scores = torch.tensor([[0.0, 1.0], [nan, 1.0], [-inf, 1.0], [-inf, -inf], [inf, 0.0]])
+    expected = [False, True, False, True, True]
+    for output in (scores, scores[:, :, None, None].expand(5, 2, 2, 3)):
+        predict = Classification().predict if output.dim() == 2 else Classification().predict_pixels
+        wrong = Classification().unusable(output, predict(output))
+        assert wrong.shape == output.shape[:1] + output.shape[2:]
+        assert wrong.reshape(5, -1).all(1).tolist() == wrong.reshape(5, -1).any(1).tolist() == expected
+    single = torch.tensor([0.0, nan, inf, -inf])
+    assert Classification().unusable(single, Classification().predict(single)).tolist() == [False, True, True, True]
+    numbers = torch.tensor([[0.0, 1.0], [nan, 1.0], [0.0, inf]])
+    for task in (Regression(), Regression(spread="columns")):
+        assert task.unusable(numbers, task.predict(numbers)).tolist() == [False, True, True]
+        assert task.unusable(numbers[:1], task.predict(numbers[:1])) is None
+    huge = torch.full((4, 2), 3e38)  # their sum is not finite, they are
+    assert Regression().unusable(huge, Regression().predict(huge)) is None

@@ -119,9 +119,10 @@ def test_roc_lines_are_the_curves_and_the_legend_holds_their_areas() -> None:
         "ties": ([0.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0]),
     }
     ax = plots.plot_roc(groups)
-    for name, pair in groups.items():
-        np.testing.assert_array_equal(curve(ax, name), np.stack([*metrics.roc_curve(*pair)], axis=1))
-    assert legend(ax) == [f"{name}: {metrics.auroc(*pair):.3f}" for name, pair in groups.items()]
+    named = {name: {"negative": low, "positive": high} for name, (low, high) in groups.items()}
+    for name, pair in named.items():
+        np.testing.assert_array_equal(curve(ax, name), np.stack([*metrics.roc_curve(**pair)], axis=1))
+    assert legend(ax) == [f"{name}: {metrics.auroc(**pair):.3f}" for name, pair in named.items()]
     found = ax.get_legend()
     assert found is not None
     assert found.get_title().get_text() == "AUROC"
@@ -132,14 +133,15 @@ def test_roc_lines_are_the_curves_and_the_legend_holds_their_areas() -> None:
 def test_long_curves_are_thinned_without_being_moved() -> None:
     negative, positive = normal(30_000), normal(30_000, mean=4, seed=1)
     drawn = curve(plots.plot_roc({"x": (negative, positive)}), "x")
-    whole = {tuple(point) for point in np.stack([*metrics.roc_curve(negative, positive)], axis=1).tolist()}
+    rates = metrics.roc_curve(negative=negative, positive=positive)
+    whole = {tuple(point) for point in np.stack([*rates], axis=1).tolist()}
     assert 500 < len(drawn) <= 2000
     assert all(tuple(point) in whole for point in drawn.tolist())
     assert np.diff(drawn.sum(1)).max() < 0.002  # evenly, along steep and flat parts alike
     assert drawn[0].tolist() == [0, 0]
     assert drawn[-1].tolist() == [1, 1]
     area = torch.trapezoid(*torch.tensor(drawn).flip(1).unbind(1))
-    assert float(area) == pytest.approx(metrics.auroc(negative, positive), abs=1e-4)
+    assert float(area) == pytest.approx(metrics.auroc(negative=negative, positive=positive), abs=1e-4)
 
 
 def test_rejection_lines_are_the_curves_and_the_legend_holds_their_areas() -> None:

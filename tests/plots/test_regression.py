@@ -100,14 +100,15 @@ def test_sparsification_lines_are_the_curves_and_the_legend_holds_their_areas() 
     error = normal(900)
     groups = {"good": (error.abs() + normal(900, seed=1).abs(), error), "none": (normal(900, seed=2), error)}
     ax = plots.plot_sparsification(groups)
-    for name, pair in groups.items():
-        removed, rest = metrics.sparsification(*pair)
+    named = {name: {"uncertainty": score, "error": error} for name, (score, _) in groups.items()}
+    for name, pair in named.items():
+        removed, rest = metrics.sparsification(**pair)
         expected = np.stack([removed, rest / rest[0]], axis=1)[:892]  # until 1 % are left
         np.testing.assert_allclose(points(ax, name), expected)
         assert ax.get_ylim()[1] > expected[expected[:, 0] <= 0.95, 1].max()
     removed, best = metrics.sparsification_oracle(error)
     np.testing.assert_allclose(points(ax, "oracle"), np.stack([removed, best / best[0]], axis=1)[:892])
-    assert legend(ax) == [*(f"{name}: {metrics.ause(*pair):.3f}" for name, pair in groups.items()), "oracle"]
+    assert legend(ax) == [*(f"{name}: {metrics.ause(**pair):.3f}" for name, pair in named.items()), "oracle"]
     found = ax.get_legend()
     assert found is not None
     assert found.get_title().get_text() == "AUSE (lower is better)"

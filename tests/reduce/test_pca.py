@@ -122,7 +122,8 @@ def test_batches_and_their_order_do_not_matter(cuts, seed, wide):
     torch.testing.assert_close(ours.mean, whole.mean)
     torch.testing.assert_close(ours.variance, whole.variance, rtol=1e-4, atol=0)
     torch.testing.assert_close(ours.total, whole.total, rtol=1e-5, atol=0)
-    assert distance(ours.basis, whole.basis) < 1e-3
+    # With their signs; where the data are sketched, products are in float32.
+    torch.testing.assert_close(ours.basis, whole.basis, rtol=0, atol=1e-3 if wide else 1e-6)
 
 
 def test_a_first_batch_unlike_the_rest_in_a_single_pass(monkeypatch):

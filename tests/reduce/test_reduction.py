@@ -97,6 +97,8 @@ def test_residual_as_a_column(how):
     assert reduction.dim == 6
     torch.testing.assert_close(z[:, -1].exp(), residual + reduction.floor)
     assert 5e-4 < reduction.floor / residual.mean() < 1e-2
+    other = fitted(Reduce(how, max_dim=5, residual=True), x.flip(0), batch=30)  # in another order
+    torch.testing.assert_close(other(x)[0], z, rtol=1e-5, atol=1e-5)
     inside = reduction.mean + torch.ones(1, 5) @ reduction.basis.T  # nothing to drop
     assert torch.isfinite(reduction(inside)[0]).all()
 
@@ -109,7 +111,8 @@ def test_residual_of_data_that_has_none():
     assert usual.max() - usual.min() < 1  # rounding alone, below the floor
     assert strange.min() > usual.max() + 3
     nothing = ReductionFit(Reduce("project", max_dim=2, residual=True), "dead")
-    nothing.probe(torch.zeros(4, 9))
+    nothing.update(torch.zeros(4, 9))
+    nothing.end_pass()
     assert torch.isfinite(nothing.result()(torch.zeros(4, 9))[0]).all()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from capture_nets import data_parallel
 from hidden_uncertainty.regularise import DenseDecoder, Reconstruction, ResidualDecoder
 
 
@@ -126,7 +127,7 @@ def test_reconstructions_to_look_at() -> None:
     assert made.shape == x.shape and not made.requires_grad
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+@pytest.mark.parametrize("wrap", [data_parallel, lambda model: torch.compile(model, backend="eager")])
 def test_wrappers_are_seen_through(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model, decode, x = perceptron(), decoder(), images()
     wrapped = wrap(model)

@@ -1,5 +1,7 @@
 """Bad input."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -40,16 +42,25 @@ def test_not_finite_in_fit(trained, data, untouched, value):
     assert torch.equal(detector.predict(data["test"]).epistemic, before)
 
 
-@tried("NaN activations while scoring", "an error names the layer, the count and, for a loader, the batch")
-def test_not_finite_in_use(trained, data, untouched):
+@tried(
+    "NaN activations while scoring",
+    "such an input is surprising: epistemic inf, the smallest p-value, aleatoric NaN; one warning; others as ever",
+)
+@pytest.mark.parametrize("value", [200.0, -200.0])
+def test_not_finite_in_use(trained, data, untouched, value):
     model = Beside(trained, spoilt)
     untouched(model)
-    detector = LatentDensity(model, "beside").fit(data["train"])
-    bad = torch.tensor([[0.0, 0.0], [200.0, 0.0]])
-    with pytest.raises(ValueError, match=r"layer 'beside' gave NaN or infinite activations for 1 of 2 inputs: "):
-        detector(bad)
-    with pytest.raises(ValueError, match=r"1 of 2 inputs in batch 1"):
-        detector.predict([torch.zeros(2, 2), bad])
+    detector = LatentDensity(model, "beside", GaussianMixture(1)).fit(data["train"], calibration=data["unseen"])
+    detector.threshold(0.1)
+    bad = torch.tensor([[0.0, 0.0], [value, 0.0]])
+    with pytest.warns(UserWarning, match="NaN or infin") as caught:
+        u = detector.predict([torch.zeros(2, 2), bad, bad])
+    assert len(caught) == 1
+    wrong = torch.tensor([False, False, False, True, False, True])
+    assert torch.equal(u.epistemic == torch.inf, wrong) and torch.equal(u.aleatoric.isnan(), wrong)
+    assert bool(u.surprising[wrong].all()) and float(u.p_value[3]) == pytest.approx(1 / 501)
+    torch.testing.assert_close(u.epistemic[~wrong], detector(torch.zeros(4, 2)).epistemic)
+    assert torch.equal(u.prediction, copy.deepcopy(trained).eval()(torch.cat([torch.zeros(2, 2), bad, bad])).argmax(1))
 
 
 @tried("an empty loader", "an error says so, and what may have happened")

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from hidden_uncertainty import GaussianMixture, LatentDensity
@@ -9,8 +10,9 @@ from tried import tried
 
 
 @tried("eight threads scoring one detector", "each gets the answer it would get alone")
-def test_one_detector(trained, data, untouched):
-    untouched(trained)
+@pytest.mark.parametrize("training", [True, False])
+def test_one_detector(trained, data, untouched, training):
+    untouched(trained.train(training))
     detector = LatentDensity(trained, ["body", "hidden"]).fit(data["train"], calibration=data["unseen"])
     parts = [x for x, _ in data["test"]] * 8
     alone = [detector(x) for x in parts]

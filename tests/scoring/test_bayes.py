@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
@@ -13,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hidden_uncertainty import GaussianMixture, JointMixture, Regression
+from hidden_uncertainty import ConditionalFlow, Density, GaussianMixture, JointMixture, Regression
 from hidden_uncertainty.extract import Features
 from hidden_uncertainty.marginal import Categorical, Gaussian, Uniform
 from hidden_uncertainty.model.tasks import Classification
@@ -309,8 +312,8 @@ def test_a_method_is_rebuilt_and_scores_in_pieces(
     again = build(Method.kinds, json.loads(json.dumps(with_kind(method))), "method")
     again.load_state_dict(method.state_dict())
     expected = method.score(z, y)
-    real, asked = again.density.log_prob, []
-    monkeypatch.setattr(again.density, "log_prob", lambda rows, at: asked.append(len(rows)) or real(rows, at))
+    real, asked = again.density.given, []
+    monkeypatch.setattr(again.density, "given", lambda rows: asked.append(len(rows)) or real(rows))
     monkeypatch.setattr(bayes, "ROWS", 7)
     for found, wanted in zip(again.score(z, y), expected, strict=True):
         assert (found is None) == (wanted is None)
@@ -346,17 +349,102 @@ def test_marginals_that_do_not_fit(classes: int | None, spec: Any, error: type[E
         DensityMethod(None, Prior(spec)).fit(z, y, features)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (Uniform(low=-100.0, high=100.0, points=21), "narrower than the distance between the 21 support points"),
-        (Gaussian(low=-0.5, high=0.5), r"leaves out .* % of p\(ŷ\)"),
-    ],
-)
-def test_a_support_that_is_too_coarse_or_too_narrow(spec: Any, message: str) -> None:
+def test_a_support_that_is_too_narrow() -> None:
     z, y, features = drawn()
-    with pytest.warns(UserWarning, match=message):
-        DensityMethod(None, Prior(spec)).fit(z, y, features)
+    with pytest.warns(UserWarning, match=r"leaves out .* % of p\(ŷ\)"):
+        DensityMethod(None, Prior(Gaussian(low=-0.5, high=0.5))).fit(z, y, features)
+
+
+def test_a_support_that_is_far_wider_than_the_data_is_not_too_coarse() -> None:
+    z, y, features = drawn()
+    wide, narrow = (
+        DensityMethod(JointMixture(1), Prior(Uniform(-end, end, points=99))).fit(z, y, features).score(z, y)
+        for end in (1e5, 50.0)
+    )
+    torch.testing.assert_close(wide.epistemic - math.log(1e5), narrow.epistemic - math.log(50.0), rtol=0, atol=1e-3)
+    torch.testing.assert_close(wide.aleatoric, narrow.aleatoric, rtol=0, atol=1e-3)
+
+
+@cache
+def _fitted(name: str, q: int) -> tuple[DensityMethod, Tensor, Tensor]:
+    """A method fitted to z that mixes what y is linear in, and rows that lie 1, 4.5 and 12 deviations out."""
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(3, 5, generator=generator)
+    t = torch.randn(1006, 3, generator=generator)
+    t[1000:] = torch.tensor([1.0, 4.5, 12.0]).repeat(2)[:, None] * nn.functional.normalize(t[1000:], dim=1)
+    z = t @ mix + 0.1 * torch.randn(1006, 5, generator=generator)
+    y = torch.stack([t[:, 0] + 0.3 * t[:, 1], t[:, 1] - 0.5 * t[:, 2]], 1)[:, :q].squeeze(1)
+    options: dict[str, Any] = {"task": Regression(), "reductions": {}, "classes": None}
+    features = Features(z={"z": z[:1000]}, residual={"z": None}, prediction=y[:1000], **options)
+    method = DensityMethod(copy.deepcopy(DENSITIES[name]), Prior("gaussian")).fit(z[:1000], y[:1000], features)
+    return method, z[1000:], y[1000:]
+
+
+@cache
+def _brute_force(name: str, q: int) -> tuple[Tensor, Tensor]:
+    """-log p(z) and h(y|z) by sums over grids that close in on the mass."""
+    method, z, _ = _fitted(name, q)
+    density, marginal = copy.deepcopy(method.fitted).double(), copy.deepcopy(method.prior.fitted).double()
+    assert isinstance(marginal, Gaussian)
+    count = 20001 if q == 1 else 201
+    found = []
+    for row in z.double():
+        low, high = torch.full((2, q), 20.0).double() * torch.tensor([[-1.0], [1.0]])
+        for fall in (200, 50, 25, 25):
+            axes = [torch.linspace(float(a), float(b), count).double() for a, b in zip(low, high, strict=True)]
+            points = torch.cartesian_prod(*axes).reshape(-1, q)
+            joint = density.log_prob(row[None], points)[0] + marginal.log_prob(points.squeeze(1))
+            step = (high - low) / (count - 1)
+            kept = points[joint > joint.max() - fall]
+            low, high = kept.amin(0) - 2 * step, kept.amax(0) + 2 * step
+        log_step = step.log().sum()
+        evidence = (joint + log_step).logsumexp(0)
+        p = joint - evidence
+        found.append(torch.stack([-evidence, -(p.exp() * p * log_step.exp()).sum()]))
+    return tuple(torch.stack(found).mT)  # type: ignore[return-value]
+
+
+FLOW = ConditionalFlow(blocks=2, hidden=(16,), learning_rate=5e-3, patience=10)
+DENSITIES: dict[str, Density] = {"joint": JointMixture(2, tol=1e-2), "flow": FLOW}
+
+
+@pytest.mark.parametrize(("q", "off"), [(1, 0.0), (2, 0.0), (2, 1.0)])
+@pytest.mark.parametrize("name", DENSITIES)
+def test_scores_are_those_of_brute_force_however_far(name: str, q: int, off: float) -> None:
+    """Also where predictions are off by some deviations, for what the density knows."""
+    method, z, prediction = _fitted(name, q)
+    scores = method.score(z, prediction + off)
+    epistemic, aleatoric = _brute_force(name, q)
+    assert scores.aleatoric is not None
+    torch.testing.assert_close(scores.epistemic.double(), epistemic, rtol=1e-4, atol=1e-3 if q == 1 else 0.03)
+    torch.testing.assert_close(scores.aleatoric.double(), aleatoric, rtol=1e-4, atol=1e-3 if q == 1 else 0.03)
+
+
+def test_surprise_grows_outwards_as_that_of_a_gaussian_does() -> None:
+    z, y, features = drawn(n=4000)
+    method = DensityMethod(JointMixture(1), Prior("gaussian")).fit(z, y, features)
+    out = torch.linspace(0, 12, 25)
+    deviation = math.sqrt(1 + NOISE**2 / 2)  # of (z₁ - z₂) / √2 / √2, with ŷ where the network has it
+    far = method.score(torch.stack([out, -out], 1) * deviation, out)
+    assert (far.epistemic.diff() > 0).all()
+    torch.testing.assert_close(far.epistemic - far.epistemic[0], out.square() / 2, rtol=0.05, atol=0.05)
+    assert far.aleatoric is not None and float(far.aleatoric.max() - far.aleatoric.min()) < 1e-3
+
+
+@pytest.mark.parametrize("density", [JointMixture(1), FLOW], ids=DENSITIES)
+@pytest.mark.parametrize(("scale", "positive"), [(1e-30, True), (1e-9, False), (1e15, True)])
+def test_units_change_scores_by_a_constant(density: Density, scale: float, positive: bool) -> None:
+    z, y, features = drawn()
+    y = y.exp() if positive else y  # for which a beta prime comes into question
+    one, other = (
+        DensityMethod(copy.deepcopy(density)).fit(c * z, c * y, replace(features, prediction=c * y)) for c in (1, scale)
+    )
+    assert type(one.prior.fitted) is type(other.prior.fitted)
+    ours, theirs = one.score(z, y), other.score(scale * z, scale * y)
+    assert ours.aleatoric is not None and theirs.aleatoric is not None
+    log = math.log(scale)
+    torch.testing.assert_close(theirs.epistemic - z.shape[1] * log, ours.epistemic, rtol=1e-3, atol=2e-2)
+    torch.testing.assert_close(theirs.aleatoric - log, ours.aleatoric, rtol=1e-3, atol=2e-2)
 
 
 def test_predictions_that_are_all_the_same() -> None:

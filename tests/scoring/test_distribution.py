@@ -90,3 +90,22 @@ def test_regions_hold_their_mass_of_samples(mass: float) -> None:
 def test_a_mass_that_is_no_share(mass: float) -> None:
     with pytest.raises(ValueError, match=f"between 0 and 1, both excluded; got {mass}"):
         two_modes().outwards(mass)
+
+
+def test_every_input_may_have_its_own_points() -> None:
+    """As on one grid for all, but far apart, and of different widths."""
+    means, deviations = torch.tensor([0.0, 1e4]).double(), torch.tensor([1.0, 1e-3]).double()
+    normal = torch.distributions.Normal(means[:, None], deviations[:, None])
+    support = means[:, None] + deviations[:, None] * SUPPORT
+    d = OutputDistribution(support, normal.log_prob(support).log_softmax(1), means)
+    expected = torch.as_tensor(stats.norm.ppf(0.9, means, deviations))
+    torch.testing.assert_close(d.quantile(0.9), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(d.deviation, deviations, rtol=1e-3, atol=0)
+    torch.testing.assert_close(d.cdf(means), torch.full((2,), 0.5).double())
+    low, high, _ = d.outwards(0.5)
+    torch.testing.assert_close(
+        (high - low) / deviations, torch.full((2,), 2 * stats.norm.ppf(0.75), dtype=torch.float64), rtol=1e-3, atol=0
+    )
+    (one,), (other,) = d.highest(0.9)
+    assert one == pytest.approx(stats.norm.interval(0.9), abs=0.01)
+    assert other == pytest.approx(stats.norm.interval(0.9, 1e4, 1e-3), abs=1e-5)

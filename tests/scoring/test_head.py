@@ -15,7 +15,7 @@ from hidden_uncertainty.scoring import bayes
 @pytest.fixture(scope="module")
 def detector() -> LatentDensity:
     x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
     return LatentDensity(net, "1", task="regression").fit([x[:400]], calibration=[(x[400:], x[400:, 0])])

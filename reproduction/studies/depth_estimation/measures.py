@@ -66,7 +66,7 @@ def accumulated(uncertainty: Tensor, error: Tensor) -> list[float]:
         >>> curve[0], curve[49], round(curve[99], 6)
         (0.0, 0.0, 0.707107)
     """
-    return _percentiles(sparsification(uncertainty, error)[1])
+    return _percentiles(sparsification(uncertainty=uncertainty, error=error)[1])
 
 
 def best(error: Tensor) -> list[float]:
@@ -109,7 +109,7 @@ def errors(scored: Mapping[str, Scored], depth: Tensor) -> tuple[dict[str, dict[
             score = values[known]
             curve = curves[kind][method] = accumulated(score, error)
             own[f"rank correlation of {kind} with error"] = _correlation(score, error)
-            own[f"ause of {kind}"] = ause(score, error)
+            own[f"ause of {kind}"] = ause(uncertainty=score, error=error)
             own[f"rmse of the half with least {kind}"] = curve[49]
             own[f"share of steps that rise, {kind}"] = rising(curve)
     return found, curves
@@ -127,7 +127,8 @@ def detection(known: Tensor, unknown: Mapping[str, Tensor]) -> dict[str, float]:
         known: scores of pixels of test images, (n, pixels).
         unknown: scores of unknown images, by kind.
     """
-    return {name: auroc(known.double().mean(1), scores.double().mean(1)) for name, scores in unknown.items()}
+    inside = known.double().mean(1)
+    return {name: auroc(negative=inside, positive=scores.double().mean(1)) for name, scores in unknown.items()}
 
 
 class Fits(NamedTuple):

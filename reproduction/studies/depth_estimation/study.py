@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hidden_uncertainty.marginal import BetaPrime
 from hidden_uncertainty.progress import progress_bar
 
 from ...results import Study
@@ -207,7 +208,8 @@ def _add_marginals(found: Found, shapes: Mapping[str, Fits]) -> None:
 def _settings(plan: Plan, rooms: Rooms, networks: Networks, fits: Sequence[Fitted], clock: Clock) -> dict[str, Any]:
     """The settings of the result file: choices, and the seconds of each part."""
     height, width = rooms.test.images.shape[2:]
-    points = fits[0].detectors[SHOWN].fitted_marginal.at(rooms.test.targets.new_zeros(1)).points
+    marginal = fits[0].detectors[SHOWN].fitted_marginal
+    assert isinstance(marginal, BetaPrime)
     return {
         "data": f"NYU v2 instead of KITTI, official split: {len(rooms.train)} images to train on, {len(rooms.test)} to "
         f"test with, {width}×{height}, depth at half that size",
@@ -218,8 +220,8 @@ def _settings(plan: Plan, rooms: Rooms, networks: Networks, fits: Sequence[Fitte
         "mc-dropout": f"a network of its own, dropout {DROPOUT} before the output; variance of {SAMPLES} samples",
         "pixels fitted to": f"{plan.asked.rows:,} drawn at random, {plan.asked.compared:,} more to compare densities",
         "pixels scored": f"every {plan.step}th in both directions; accuracy: all pixels",
-        "support": f"{len(points)} points from {float(points[0]):.3f} to {float(points[-1]):.3f} m, all that was "
-        "predicted for pixels drawn from training images; given labels, those",
+        "support": f"{marginal.size} points per pixel, between {marginal.low:.3f} and {marginal.high:.3f} m, all that "
+        "was predicted for pixels drawn from training images; given labels, those",
         "density of depths": "beta prime fitted to predictions, or to labels where the density is given those",
         "flows": {**ARCHITECTURE, "noise": "0.05 deviations of whitened coordinates", "optimiser": "AdamW"},
         "flow-paper": PAPER,

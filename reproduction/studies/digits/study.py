@@ -60,8 +60,8 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
         found.setdefault(("network", "accuracy"), []).append(
             float((known.argmax(1) == data.test.labels).float().mean())
         )
-        energies = [-logits.logsumexp(1) for logits in (known, unknown)]
-        found.setdefault(("energy", "auroc"), []).append(auroc(*energies))
+        inside, outside = (-logits.logsumexp(1) for logits in (known, unknown))
+        found.setdefault(("energy", "auroc"), []).append(auroc(negative=inside, positive=outside))
         extractor = LatentDensity(network, LAYER, task="classification")
         features = extractor.extract(data.train.batches())
         for method in METHODS:
@@ -70,9 +70,9 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
                 if quick:
                     warnings.filterwarnings("ignore", "layer .*: training did not converge")
                 detector.fit_features(features)
-            inside, outside = detector.predict(data.test.batches()), detector.predict(data.left_out.batches())
-            found.setdefault((method, "auroc"), []).append(auroc(inside.epistemic, outside.epistemic))
-            found.setdefault((method, "held-out log-likelihood"), []).append(-float(inside.epistemic.mean()))
+            inside, outside = (detector.predict(part.batches()).epistemic for part in (data.test, data.left_out))
+            found.setdefault((method, "auroc"), []).append(auroc(negative=inside, positive=outside))
+            found.setdefault((method, "held-out log-likelihood"), []).append(-float(inside.mean()))
     about = {"train": "digits 0-7", "ood": "digits 8-9"}
     rows = [summarise(values, **about, method=method, metric=metric) for (method, metric), values in found.items()]
     rows += [{**about, "method": name, "metric": "auroc", "peer_mean": value} for name, value in PEERS.items()]

@@ -87,7 +87,7 @@ def measure(train: str, shift: Shift, found: Found) -> tuple[list[dict[str, Any]
 
 def _areas(scores: Scores) -> list[float]:
     """AUROC between the unchanged images and each step."""
-    return [auroc(scores.epistemic[0], step) for step in scores.epistemic]
+    return [auroc(negative=scores.epistemic[0], positive=step) for step in scores.epistemic]
 
 
 def _rejection(scores: Scores) -> list[float]:

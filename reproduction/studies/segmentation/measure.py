@@ -75,12 +75,12 @@ def find_mistakes(methods: Methods, images: Tensor, labels: Tensor, majority: in
         size = (true.shape[1], true.shape[2])
         for key, scores in maps.scores.items():
             wrong = maps.predicted_by(key[0]) != true
-            meters.setdefault(key, PixelDetection(plan.bits)).update(resized(scores, size), wrong, valid)
+            meters.setdefault(key, PixelDetection(plan.bits)).update(resized(scores, size), wrong, valid=valid)
         for key in ((SOFTMAX, DEFAULT), (ALEATORIC, DEFAULT), (ALEATORIC, NOT_UNDER)):
             entropies[key] = entropies.get(key, 0) + ((maps.scores[key] == 0) & valid).sum()
         predictions = (maps.prediction, maps.sampled, torch.full_like(maps.prediction, majority))
         for confusion, prediction in zip(confusions.values(), predictions, strict=True):
-            confusion.update(prediction, true)
+            confusion.update(prediction=prediction, label=true)
     for key, meter in meters.items():
         found.read(None, key, meter, {"auroc": WRONG, "ap": WRONG_AP})
     for key, count in entropies.items():
@@ -111,7 +111,7 @@ def find_objects(methods: Methods, images: Tensor, masks: Tensor, variant: str, 
                 continue
             key = method, reading if variant == DEFAULT else variant
             meter = meters.setdefault(key, PixelDetection(plan.bits))
-            meter.update(resized(scores, size), mask == 1, mask != IGNORE)
+            meter.update(resized(scores, size), mask == 1, valid=mask != IGNORE)
     for key, meter in meters.items():
         found.read(UNKNOWN, key, meter, {"auroc": "auroc", "ap": "ap", "fpr95": "fpr95"})
         if key[1] == DEFAULT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from hidden_uncertainty.metrics import auroc
 from hidden_uncertainty.progress import bars
 from hidden_uncertainty.scoring.bayes import Posterior, infer
 
-# The paper's settings: scikit-learn's mixtures with their defaults.
+# The paper's settings: scikit-learn's mixtures with their defaults, but a ridge in units of the activations' variance.
 DENSITY: dict[str, Any] = {"components": 5, "shrinkage": None, "ridge": 1e-6}
 BATCH = 10_000  # images per batch
 Key = tuple[str, str]  # the unknown set, and its variant
@@ -47,8 +48,9 @@ class Inputs:
 class Densities:
     """Densities of several layers of several networks; activations are read once for all densities.
 
-    A mixture treats its classes separately, so that one fit serves all networks and all layers of one width: class c of
-    place p, a layer of a network, is its class p · classes + c. On a GPU this takes little longer than one layer.
+    A mixture treats its classes separately, up to the ridge, so that one fit serves all networks and all layers of one
+    width, each in units of its own deviation: class c of place p, a layer of a network, is its class p · classes + c.
+    On a GPU this takes little longer than one layer.
 
     Args:
         networks: trained, on one device.
@@ -96,7 +98,7 @@ class Densities:
             known = -score(self.known[i]).log_evidence
             for key, each in self.unknown.items():
                 if variant is None or key[1] == variant:
-                    areas[i].setdefault(key, {})[method] = auroc(known, -score(each[i]).log_evidence)
+                    areas[i].setdefault(key, {})[method] = auroc(negative=known, positive=-score(each[i]).log_evidence)
         return areas
 
     def scores(self, density: Mapping[str, Any], rows: Tensor | None = None) -> Iterator[tuple[int, str, Score]]:
@@ -108,27 +110,36 @@ class Densities:
         """
         train = self.train if rows is None else [features[rows] for features in self.train]
         marginals = [Categorical().fit(features.prediction, features.classes) for features in train]
-        for mixture, places in self._fit(density, train):
+        for mixture, places, units in self._fit(density, train):
             for place, (i, layer) in enumerate(places):
-                yield i, self.layers[layer], Score(mixture, marginals[i], layer, place)
+                yield i, self.layers[layer], Score(mixture, marginals[i], layer, place, units[place])
 
     def _fit(
         self, density: Mapping[str, Any], train: Sequence[Features]
-    ) -> Iterator[tuple[GaussianMixture, list[tuple[int, str]]]]:
-        """One mixture per width, with its places."""
+    ) -> Iterator[tuple[GaussianMixture, list[tuple[int, str]], list[float]]]:
+        """One mixture per width, with its places and their units."""
         widths: dict[int, list[tuple[int, str]]] = {}
         for layer in self.layers:
             for i, features in enumerate(train):
                 widths.setdefault(features.z[layer].shape[1], []).append((i, layer))
         for places in widths.values():
-            z = torch.cat([train[i].z[layer] for i, layer in places])
+            units = [_deviation(train[i].z[layer], train[i].prediction) for i, layer in places]
+            z = torch.cat([train[i].z[layer] / unit for (i, layer), unit in zip(places, units, strict=True)])
             classes = train[0].classes or 0
             y = torch.cat([train[i].prediction + classes * place for place, (i, _) in enumerate(places)])
             with bars(False), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")  # of classes that did not converge or are rare: counted
                 mixture = GaussianMixture(**density).fit(z, y)
             self.warned += len(caught)
-            yield mixture, places
+            yield mixture, places, units
+
+
+def _deviation(z: Tensor, y: Tensor) -> float:
+    """The deviation of z (n, d) around the means of its classes y (n,), over all dimensions; 1 where there is none."""
+    _, y = y.unique(return_inverse=True)
+    sums = z.new_zeros(int(y.max()) + 1, z.shape[1]).index_add_(0, y, z)
+    around = z - (sums / y.bincount()[:, None])[y]
+    return float(around.double().square().mean().sqrt()) or 1.0
 
 
 class Score(NamedTuple):
@@ -138,11 +149,13 @@ class Score(NamedTuple):
     marginal: Categorical
     layer: str
     place: int
+    unit: float  # of the mixture's z
 
     def __call__(self, features: Features) -> Posterior:
         """Score features."""
+        z = features.z[self.layer]
         support = self.marginal.support + self.place * len(self.marginal.log_prob)
-        log_likelihood = self.mixture.log_prob(features.z[self.layer], support)
+        log_likelihood = self.mixture.log_prob(z / self.unit, support) - z.shape[1] * math.log(self.unit)
         return infer(log_likelihood, self.marginal.log_weight)
 
 
@@ -154,7 +167,7 @@ def ensemble_areas(members: Sequence[nn.Module], inputs: Inputs, batch: int = BA
         return torch.cat([ensemble(part).epistemic for part in images.split(batch)])
 
     known = scores(inputs.known)
-    return {key: {"ensemble": auroc(known, scores(x))} for key, x in inputs.unknown.items()}
+    return {key: {"ensemble": auroc(negative=known, positive=scores(x))} for key, x in inputs.unknown.items()}
 
 
 @torch.no_grad()

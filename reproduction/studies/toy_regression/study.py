@@ -70,7 +70,7 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
         warned |= {f"{warning.message}" for warning in caught}
         for name, parts in scored.items():
             for place in REGIONS:
-                value = auroc(parts["inside"].epistemic, parts[place].epistemic)
+                value = auroc(negative=parts["inside"].epistemic, positive=parts[place].epistemic)
                 found.setdefault((name, place, "auroc"), []).append(value)
             for other in ("gaussian-process", "ensemble"):
                 if name != other:

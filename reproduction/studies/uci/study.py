@@ -84,7 +84,7 @@ def _measure(scored: dict[str, Scored], parts: Parts, found: Found) -> None:
             value = getattr(scores, kind)
             if value is not None:
                 numbers[f"rank correlation of {kind} with error"] = _correlation(value, error)
-                numbers[f"ause of {kind}"] = ause(value, error)
+                numbers[f"ause of {kind}"] = ause(uncertainty=value, error=error)
         for metric, number in numbers.items():
             found.setdefault((method, metric), []).append(number)
 

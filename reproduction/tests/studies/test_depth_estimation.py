@@ -13,6 +13,7 @@ import torch
 from scipy import ndimage, stats
 from torch import Tensor
 
+from hidden_uncertainty.marginal import BetaPrime
 from hidden_uncertainty.metrics import auroc
 from reproduction.claims import base as claims_base
 from reproduction.claims import dense as claims_dense
@@ -173,12 +174,9 @@ def test_densities_know_what_they_are_fitted_to(fitted: Fitted) -> None:
     assert [detector.condition for detector in fitted.detectors.values()] == ["prediction"] * 3 + ["label"] * 2
     assert len(fitted.features) == 300 and fitted.features.z[LAYER].shape[1] == 144
     assert fitted.features.label is not None
-    points = fitted.detectors["flow-label"].fitted_marginal.at(torch.zeros(1)).points
-    assert len(points) == 16
-    assert (float(points[0]), float(points[-1])) == (
-        float(fitted.features.label.min()),
-        float(fitted.features.label.max()),
-    )
+    marginal = fitted.detectors["flow-label"].fitted_marginal
+    assert isinstance(marginal, BetaPrime) and marginal.size == 16
+    assert (marginal.low, marginal.high) == (float(fitted.features.label.min()), float(fitted.features.label.max()))
     assert any(text.startswith("flow-paper: ") and "in max_epochs=1" in text for text in fitted.warned)
 
 
@@ -208,7 +206,7 @@ def test_images_are_scored_by_the_mean_of_their_pixels(fitted: Fitted) -> None:
     maps = {kind: detector(some).epistemic for kind, some in images.items()}
     for method, scores in (("flow", maps), ("ensemble", noise)):
         means = {kind: values[:, 2::8, 2::8].double().mean((1, 2)) for kind, values in scores.items()}
-        assert found.areas[method] == {"dark": pytest.approx(auroc(means[TEST], means["dark"]))}
+        assert found.areas[method] == {"dark": pytest.approx(auroc(negative=means[TEST], positive=means["dark"]))}
     assert torch.equal(found.pixels["ensemble"].prediction, grid(noise[TEST], 4).flatten())
     assert coarse(noise["dark"], 4).shape == (4, 2 * 3)
 

@@ -197,7 +197,7 @@ def test_measures_are_those_of_all_pixels_together() -> None:
         ("epistemic", large, prediction),
     ):
         wrong = (said != labels)[valid]
-        expected = metrics.auroc(scores[valid][~wrong], scores[valid][wrong])
+        expected = metrics.auroc(negative=scores[valid][~wrong], positive=scores[valid][wrong])
         assert found.cells[None, method, "default", "misclassification auroc"] == pytest.approx(expected, abs=1e-4)
     zero = "share of pixels with an entropy of 0"
     shares = {variant: found.cells[None, "aleatoric", variant, zero] for variant in ("default", "not underfit")}
@@ -210,7 +210,7 @@ def test_measures_are_those_of_all_pixels_together() -> None:
     find_objects(methods, images, masks, "default", plan, found)
     find_objects(methods, images, masks, LARGE, plan, found)
     larger = F.interpolate(coarse[:, None], size=(16, 32), mode="bilinear")[:, 0]
-    expected = metrics.average_precision(larger[masks == 0], larger[masks == 1])
+    expected = metrics.average_precision(negative=larger[masks == 0], positive=larger[masks == 1])
     assert found.cells["Lost & Found", "epistemic", "default", "ap"] == pytest.approx(expected, abs=1e-3)
     assert ("Lost & Found", "aleatoric", LARGE, "ap") in found.cells and set(found.curves) == {k[0] for k in keys}
     assert "not underfit" in {key[2] for key in found.cells if key[0] is not None}

@@ -71,7 +71,7 @@ def test_densities_fitted_together_are_those_fitted_apart() -> None:
             alone.fit(images.split(500))
             known, far = alone(asked.known), alone(asked.unknown["far", DEFAULT])
             for layer in ("1", "4"):
-                expected = auroc(known.layers[layer].epistemic, far.layers[layer].epistemic)
+                expected = auroc(negative=known.layers[layer].epistemic, positive=far.layers[layer].epistemic)
                 assert found[i]["far", DEFAULT][f"layer-{layer}"] == pytest.approx(expected, abs=1e-3)
 
 

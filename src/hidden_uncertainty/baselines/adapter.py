@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Self, Unpack
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from ..detector import Detector
 from ..extract import Features
 from ..model.batches import Adapter, Batch, batches
-from ..model.capture import device_of, run, watch
+from ..model.capture import device_of, lend, run
 from ..model.tasks import Condition, Prediction, Task, TaskName, as_task
 from ..scoring.terms import Layers, Term
 from ..uncertainty import LayerScores
 from .base import LayerDetector, LayerOptions, RowMethod
 from .voting import AsRead, ScoringReader, fitted_to
 
+T = TypeVar("T")
 OWN = "the detector's own"  # unit
 
 
@@ -71,6 +72,8 @@ class AdaptedReader(ScoringReader):
         options: those of `Reader`.
     """
 
+    repeats = False  # it may draw random numbers
+
     def __init__(self, detector: Any, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.detector, self.learns = detector, callable(getattr(detector, "fit", None))
@@ -78,18 +81,20 @@ class AdaptedReader(ScoringReader):
     def learn(self, loader: Iterable[Any], holdout: float) -> None:
         """Fit the detector to inputs and labels; nothing where it has no `fit`."""
         if self.learns:
-            with _lent(self.model):
-                self.detector.fit(_Pairs(loader, self.unpack, device_of(self.model), holdout))
+            pairs = _Pairs(loader, self.unpack, device_of(self.model), holdout)
+            _lent(self.model, lambda: self.detector.fit(pairs))
 
     def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
         """The network's predictions, and the detector's scores."""
         output, _ = run(self.model, {}, batch.args, batch.kwargs)
-        prediction = self.known_task(output, batch).predict(output)
+        task = self.known_task(output, batch)
+        prediction = task.predict(output)
+        wrong = task.unusable(output, prediction)
         predict = getattr(self.detector, "predict", self.detector)
-        with _lent(self.model):
-            scores = _checked(predict(_single(batch)), len(batch), self.detector)
+        scores = _lent(self.model, lambda: _checked(predict(_single(batch)), len(batch), self.detector))
         at_least_single = torch.promote_types(scores.dtype, torch.float32)
-        return prediction, LayerScores(epistemic=scores.to(prediction.value.device, at_least_single))
+        scores = scores.to(prediction.value.device, at_least_single)
+        return prediction, LayerScores(epistemic=scores if wrong is None else scores.masked_fill(wrong, math.nan))
 
 
 class PytorchOODFeatures(LayerDetector):
@@ -185,21 +190,29 @@ class _Pairs:
         return len(self.loader)  # type: ignore[arg-type]
 
 
-@contextmanager
-def _lent(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, for a detector that may switch modes, take gradients and leave them."""
-    modes = [(module, module.training) for module in model.modules()]
+def _lent(model: nn.Module, work: Callable[[], T]) -> T:
+    """Let a detector work, which may switch modes, take gradients and leave them, with the model in evaluation mode."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    with watch(model, {}), torch.enable_grad():
+
+    def put_back() -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module in model.modules():
+            module.training = False  # as it was lent
+
+    @torch.enable_grad()
+    def alone(inner: nn.Module) -> T:
         try:
             for parameter, _ in gradients:
                 parameter.grad = None  # else a backward pass would add to the user's own
-            yield
+            return work()
         finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            for module, training in modes:
-                module.training = training
+            try:
+                put_back()
+            finally:
+                put_back()  # an interrupt may have cut it short
+
+    return lend(model, {}, alone, exclusive=True)
 
 
 def _single(batch: Batch) -> Tensor:

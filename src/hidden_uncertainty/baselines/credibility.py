@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from ..extract import Features, Reading, Rows, Unseen
@@ -21,6 +23,7 @@ class Disagreement(LabelledPointMethod):
     """How many of the k nearest points are of another class than the one predicted."""
 
     unit = "neighbours"
+    smooth = False
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The count at each row."""
@@ -103,7 +106,8 @@ class Credibility(LayerDetector):
         calibration, count = fitted.head.calibration, fitted.threshold
         assert calibration is not None and count is not None
         # A threshold of the score, which is one minus the p-value of the count.
-        score = 1 - calibration.p_value(calibration.scores.new_tensor([count]))
+        known = calibration.scores
+        score = (1 - calibration.p_value(known.new_tensor([count], dtype=torch.float64))).to(known.dtype)
         self._state = replace(fitted, threshold=float(score))
         return float(score)
 
@@ -121,7 +125,8 @@ class Credibility(LayerDetector):
         """One minus the credibility; the scores of a layer are how many neighbours disagree there."""
         u = super()._result(reading, fitted)
         assert u.p_value is not None
-        return replace(u, epistemic=1 - u.p_value)
+        score = (1 - u.p_value).to(u.epistemic.dtype)
+        return replace(u, epistemic=score.masked_fill(u.epistemic.isposinf(), math.inf))
 
     @staticmethod
     def _check(calibration: object) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,23 +11,24 @@ from torch import Tensor, nn
 
 from ..extract import Pixels
 from ..model.batches import Adapter, Batch
-from ..model.capture import device_of, find, named, run, watch
+from ..model.capture import device_of, find, run
 from ..model.tasks import Prediction, Task, TaskName
 from ..uncertainty import LayerScores
+from ._masks import Masks, dropout_layers
 from .voting import VotingDetector, VotingReader
-
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-# Dropout layers draw from the generator of the whole process: threads with different models take turns.
-_generator_lock = threading.RLock()
 
 
 class MCDropout(VotingDetector):
     r"""Several passes with dropout left on, taken as samples of the weights (Gal and Ghahramani, 2016).
 
-    Uncertainties are those of `DeepEnsemble`, with samples for members. Only dropout is switched on, for the time of
-    the call: batch normalisation keeps its statistics. What counts as dropout are `nn.Dropout` and its kin, and the
-    `dropout=` of `nn.MultiheadAttention` and of recurrent layers; calls of `torch.nn.functional.dropout` inside a
+    Uncertainties are those of `DeepEnsemble`, with samples for members. The model stays in evaluation mode; what a
+    dropout layer returns is masked on its way to the next. What counts as dropout are `nn.Dropout` and its kin, and
+    the `dropout=` of `nn.MultiheadAttention` and of recurrent layers; calls of `torch.nn.functional.dropout` inside a
     model's own code cannot be seen and stay off.
+
+    Masks come from a generator of each call's own. Only attention, recurrent layers, `nn.TransformerEncoder` and
+    dropout layers with a `forward` of your own draw inside torch, from the generator of the process. It is seeded for
+    the time of the call and then set back, so that other threads that draw from it meanwhile see numbers again.
 
     The inputs are repeated along the batch, so that one pass draws several samples: every row has its own mask. Where
     that cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
@@ -37,7 +36,7 @@ class MCDropout(VotingDetector):
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.
         samples: how many.
-        seed: of the masks; each call starts from it, and the generator of the process goes on where it was.
+        seed: of the masks; each call starts from it.
         max_rows: at most so many rows per pass, as far as whole batches allow; 1 draws one sample per pass. None takes
             128 on a CPU and 512 elsewhere.
         logits: False when a classifier returns probabilities.
@@ -72,7 +71,7 @@ class MCDropout(VotingDetector):
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
-        _dropout(model)
+        dropout_layers(model)
         options: dict[str, Any] = {"task": task, "output": output, "logits": logits, "pixels": pixels, "unpack": unpack}
         reader = DropoutReader(model, samples, seed=seed, max_rows=max_rows, **options)
         super().__init__(reader, seed=seed, progress=progress)
@@ -88,6 +87,8 @@ class DropoutReader(VotingReader):
         max_rows: at most so many rows per pass.
         options: those of `VotingReader`.
     """
+
+    repeats = False  # masks differ with an input's place in its batch
 
     def __init__(self, model: nn.Module, samples: int, *, seed: int, max_rows: int | None, **options: Any) -> None:
         super().__init__(model, **options)
@@ -113,33 +114,34 @@ class DropoutReader(VotingReader):
 
     def _sample(self, batch: Batch, task: Task, most: int) -> tuple[list[Prediction], Any]:
         """Draw the samples, at most so many per pass; none where the rows of a repeated batch share a mask."""
-        layers = _dropout(self.model)
-        sizes: list[int] = []  # of what dropout gave in one pass; 0 where that is no tensor
-        callbacks = dict.fromkeys(layers, lambda output: sizes.append(_size(output)))
+        masks, check = Masks(self.model, self.seed), Masks(self.model, self.seed)
         samples: list[Prediction] = []
-        with watch(self.model, callbacks) as inner, _switched_on(inner), _seeded(self.seed, inner):
+
+        def work(inner: nn.Module) -> Any:
             for start in range(0, self.samples, most):
                 times = min(most, self.samples - start)
-                sizes.clear()
+                masks.sizes.clear()
                 output = _call(inner, batch, times)
-                if not sizes:
+                if not masks.sizes:
+                    names = ", ".join(map(repr, dropout_layers(self.model)))
                     raise RuntimeError(
-                        f"none of the model's dropout layers ({', '.join(map(repr, layers))}) was called, so that all "
-                        "samples would be the same. Choose a model whose forward calls them."
+                        f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
+                        "same. Choose a model whose forward calls them."
                     )
                 value, classes, variance = self.sample(output, task)
                 if times > 1 and self._apart is None:
-                    repeated = list(sizes)
-                    sizes.clear()
-                    with _seeded(self.seed, inner):  # and then on with the samples
-                        single = self.sample(_call(inner, batch, 1), task).value
-                    self._apart = len(value) == times * len(single) and repeated == [times * size for size in sizes]
+                    single = check.around(lambda inner: self.sample(_call(inner, batch, 1), task).value)
+                    repeated = [times * size for size in check.sizes]
+                    self._apart = len(value) == times * len(single) and masks.sizes == repeated
                 if times > 1 and not self._apart:
-                    return [], output
+                    samples.clear()
+                    return output
                 rows = (times, len(value) // times)
                 variance = None if variance is None else variance.reshape(*rows, *variance.shape[1:])
                 samples.append(Prediction(value.reshape(*rows, *value.shape[1:]), classes, variance))
-        return samples, output
+            return output
+
+        return samples, masks.around(work)
 
 
 def insert_dropout(
@@ -205,60 +207,6 @@ class WithDropout(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
 
-def _dropout(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that drop activations in training mode, by name."""
-    shares = {name: (module, _share(module)) for name, module in named(model)}
-    layers = {name: module for name, (module, share) in shares.items() if share}
-    if not layers:
-        idle = [name for name, (_, share) in shares.items() if share == 0]
-        what = f"dropout layers with p=0 only ({', '.join(map(repr, idle))})" if idle else "no dropout layer"
-        raise ValueError(
-            f"the model has {what}, so that all samples would be the same; calls of torch.nn.functional.dropout cannot "
-            "be seen. insert_dropout(model, 0.1) gives a copy with dropout layers, to be trained."
-        )
-    return layers
-
-
-def _share(module: nn.Module) -> float | None:
-    """What share of activations a module drops; None if it is no dropout."""
-    if isinstance(module, _DROPOUT):
-        return module.p
-    if isinstance(module, nn.MultiheadAttention):
-        return module.dropout
-    if isinstance(module, nn.RNNBase):
-        return module.dropout if module.num_layers > 1 else None  # it is between its layers
-    return None
-
-
-@contextmanager
-def _switched_on(model: nn.Module) -> Iterator[None]:
-    """Dropout in training mode; the rest stays in evaluation mode, as `watch` lends it and wants it back."""
-    layers = list(_dropout(model).values())
-    # In evaluation mode nn.TransformerEncoder packs padded batches for a fused path that knows no dropout; the mode of
-    # its layers themselves decides nothing else.
-    layers += [module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer)]
-    try:
-        for layer in layers:
-            layer.training = True
-        yield
-    finally:
-        for layer in layers:
-            layer.training = False
-
-
-@contextmanager
-def _seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Seed the process's generators, on the CPU and where the model is; afterwards they go on where they were."""
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"}
-    kind = next((device.type for device in devices), "cuda")
-    with _generator_lock, torch.random.fork_rng(devices, device_type=kind):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
-        for device in devices:
-            state = torch.Generator(device).manual_seed(seed).get_state()
-            torch.get_device_module(device).set_rng_state(state, device)
-        yield
-
-
 def _call(model: nn.Module, batch: Batch, times: int) -> Any:
     try:
         return model(*_repeated(batch.args, times), **_repeated(batch.kwargs, times))
@@ -269,10 +217,6 @@ def _call(model: nn.Module, batch: Batch, times: int) -> Any:
                 "MCDropout(..., max_rows=1) draws one per pass."
             )
         raise
-
-
-def _size(output: Any) -> int:
-    return output.numel() if isinstance(output, Tensor) else 0
 
 
 def _repeatable(inputs: Any, n: int) -> bool:

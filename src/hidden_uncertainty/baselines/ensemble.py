@@ -15,6 +15,7 @@ from ..extract import Pixels
 from ..model.batches import Adapter, Batch
 from ..model.capture import device_of, run
 from ..model.tasks import Prediction, Task, TaskName
+from ..precision import gradients
 from ..uncertainty import LayerScores
 from .voting import VotingDetector, VotingReader
 
@@ -119,14 +120,14 @@ class _Stacked:
             ) from error
         self.model, self.count = twins[0], len(twins)
 
+    @gradients(False)
     def __call__(self, batch: Batch) -> list[Any]:
         """What each member returns."""
 
         def member(weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
             return functional_call(self.model, (weights, buffers), batch.args, batch.kwargs)
 
-        with torch.no_grad():
-            outputs = torch.vmap(member)(*self.state)
+        outputs = torch.vmap(member)(*self.state)
         return [tree_map(lambda output, i=i: output[i], outputs) for i in range(self.count)]
 
 

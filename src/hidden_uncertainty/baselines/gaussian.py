@@ -33,7 +33,7 @@ def one_gaussian_per_class(
         model: any trained classifier.
         layers: as for `LatentDensity`.
         shrinkage: of each class's covariance, as for `GaussianMixture`; theirs has none.
-        ridge: added to the diagonal of every covariance.
+        ridge: added to the diagonal of every covariance, as for `GaussianMixture`.
         options: further arguments of `LatentDensity`.
 
     Example:

@@ -10,25 +10,45 @@ import torch
 from torch import Tensor, nn
 
 from ..extract import Features
+from ..io import expect, plain
 from ..model.tasks import Condition
 from ..scoring.terms import Layers
 from .base import LayerDetector, LayerOptions, RowMethod
-from .neighbours import POINTS, QUERIES, Backend, LabelledPointMethod, center_of, squared_distances
+from .neighbours import QUERIES, Backend, LabelledPointMethod, center_of, deviation_of, squared_distances
 
 Kind = Literal["ratio", "gaussian"]
 Rule = Literal["scott", "silverman"]
 
 
 class KernelRatio(LabelledPointMethod):
-    """The share that points of other classes have in the local density."""
+    """The share that points of other classes have in the local density.
+
+    Args:
+        k: how many neighbours are looked at.
+        backend: see `NearestNeighbours`.
+        deviation: distances are divided by this; `fit` finds it. Files of version 0.1.0 have none: it was 1.
+    """
 
     unit = "share"
+
+    def __init__(self, k: int, backend: Backend = "torch", *, deviation: float = 1.0) -> None:
+        super().__init__(k, backend)
+        self.deviation = deviation
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows, their classes and their deviation."""
+        self.deviation = deviation_of(z)
+        return super().fit(z, y, features)
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        return {**super().config(), "deviation": self.deviation}
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The share at each row."""
         away, near = self.searched.search(z, min(self.k + seen, len(self.classes)))
         away, near = away[:, int(seen) :], near[:, int(seen) :]
-        share = (-away).softmax(1)  # exp(-‖z - z_j‖) over their sum, however far
+        share = (-away / self.deviation).softmax(1)  # exp(-‖z - z_j‖ / σ) over their sum, however far
         return (share * (self.classes[near] != prediction[:, None])).sum(1)
 
 
@@ -77,8 +97,12 @@ class GaussianKernels(RowMethod):
         method, fitted = cls(config["bandwidth"]), config["fitted"]
         if fitted is not None:
             method.points = torch.zeros(fitted["shape"], dtype=getattr(torch, fitted["dtype"]), device="cpu")
-            method.center, method.bandwidth = center_of(method.points), fitted["bandwidth"]
+            method.center, method.bandwidth = center_of(method.points[:1]), fitted["bandwidth"]
         return method
+
+    def check(self) -> None:
+        """Raise a ValueError where what was fitted cannot be."""
+        expect(self.points is None or self.bandwidth > 0, "the bandwidth is not positive")
 
     def _log_sum(self, rows: Tensor) -> Tensor:
         blocks = squared_distances(rows, self.points, self.center)
@@ -90,11 +114,13 @@ class KernelDensity(LayerDetector):
     r"""How much of the local density around activations belongs to another class than the predicted one.
 
     .. math::
-        s(z) = 1 - \frac{\sum_{j \in \mathrm{kNN}(z),\, y_j = \hat y} e^{-\lVert z - z_j \rVert}}
-                        {\sum_{j \in \mathrm{kNN}(z)} e^{-\lVert z - z_j \rVert}}
+        s(z) = 1 - \frac{\sum_{j \in \mathrm{kNN}(z),\, y_j = \hat y} e^{-\lVert z - z_j \rVert / \sigma}}
+                        {\sum_{j \in \mathrm{kNN}(z)} e^{-\lVert z - z_j \rVert / \sigma}}
 
-    After Mandelbaum & Weinshall (2017). It says how contested a place is, not how far: amid strangers that agree with
-    the prediction it is zero. `how="gaussian"` is a density instead, which needs no classes,
+    After Mandelbaum & Weinshall (2017), where σ is 1; here it is the root of the mean variance of the training
+    activations, so that multiplying a layer by a constant changes nothing. The score says how contested a place is, not
+    how far: amid strangers that agree with the prediction it is zero. `how="gaussian"` is a density instead, which
+    needs no classes,
 
     .. math:: s(z) = -\log \frac 1 n \sum_j \mathcal N(z \mid z_j, h^2 I)
 
@@ -133,6 +159,7 @@ class KernelDensity(LayerDetector):
     ) -> None:
         if how not in get_args(Kind):
             raise ValueError(f"how must be one of {get_args(Kind)}, not {how!r}.")
+        bandwidth = plain(bandwidth)
         if bandwidth not in get_args(Rule) and not (isinstance(bandwidth, int | float) and 0 < bandwidth < math.inf):
             raise ValueError(f"bandwidth must be a positive number or one of {get_args(Rule)}, not {bandwidth!r}.")
         ratio = KernelRatio(k, backend)
@@ -150,8 +177,5 @@ def find_bandwidth(z: Tensor, bandwidth: float | Rule) -> float:
     if not isinstance(bandwidth, str):
         return float(bandwidth)
     count, dim = z.shape
-    center = center_of(z)
-    squares = sum(float((some.double() - center).square().sum()) for some in z.split(POINTS))
-    scale = math.sqrt(squares / z.numel())
     effective = count if bandwidth == "scott" else count * (dim + 2) / 4
-    return float(scale * effective ** (-1 / (dim + 4)))
+    return float(deviation_of(z) * effective ** (-1 / (dim + 4)))

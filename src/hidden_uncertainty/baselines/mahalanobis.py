@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, Unpack
 
@@ -13,7 +13,7 @@ from ..density.gaussian.pooled import PooledGaussians
 from ..density.linalg import Shrinkage
 from ..extract import Features, Reading, Rows, Unseen
 from ..model.batches import Batch
-from ..model.capture import select, watch
+from ..model.capture import Callback, lend, select
 from ..model.tasks import Condition
 from ..reduce import Reduction
 from ..scoring.head import Fitted
@@ -85,7 +85,7 @@ class Mahalanobis(LayerDetector):
         layers: as for `LatentDensity`.
         condition: means of the classes that the network predicts, or of the labels.
         shrinkage: how the covariance is shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
-        ridge: added to the diagonal of the covariance.
+        ridge: added to the diagonal of the covariance, as a share of its mean.
         epsilon: inputs are first moved to :math:`x - \epsilon\, \operatorname{sign} \nabla_x s`, for each layer in its
             own direction. This takes a backward pass, and one forward pass per layer.
         options: see `LayerDetector`.
@@ -175,7 +175,7 @@ class Mahalanobis(LayerDetector):
     def _moved(self, batch: Batch, fitted: Fitted) -> dict[str, Batch]:
         """The batch, moved against the gradient of each layer's score.
 
-        `watch` lends the model; gradients are switched on inside it, and asked for inputs only, so that parameters
+        `lend` lends the model; gradients are switched on inside it, and asked for inputs only, so that parameters
         get none.
         """
         args, kwargs = [_leaf(value) for value in batch.args], {k: _leaf(v) for k, v in batch.kwargs.items()}
@@ -184,10 +184,10 @@ class Mahalanobis(LayerDetector):
             raise TypeError("epsilon moves floating-point inputs, but the model is given none: use epsilon=0.")
         scores: dict[str, Tensor] = {}
 
-        def tap(name: str) -> Callable[[Any], None]:
+        def tap(name: str) -> Callback:
             term = fitted.head.terms[name]
 
-            def callback(output: Any) -> None:
+            def callback(output: Any, *_: Any) -> None:
                 assert isinstance(term.method, MahalanobisDistance)
                 with torch.enable_grad():
                     activation = select(output, self.terms[name].reduce.select, f"layer {name!r}")
@@ -197,7 +197,9 @@ class Mahalanobis(LayerDetector):
             return callback
 
         moved = {}
-        with watch(self.model, {name: tap(name) for name in self.layers}) as inner, torch.enable_grad():
+
+        @torch.enable_grad()
+        def work(inner: nn.Module) -> None:
             inner(*args, **kwargs)
             for name in self.layers:
                 if name not in scores or not scores[name].requires_grad:
@@ -212,6 +214,8 @@ class Mahalanobis(LayerDetector):
                     args=tuple(self._step(value, steps) for value in args),
                     kwargs={key: self._step(value, steps) for key, value in kwargs.items()},
                 )
+
+        lend(self.model, {name: tap(name) for name in self.layers}, work)
         return moved
 
     def _step(self, value: Any, steps: dict[int, Tensor]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Literal, Self, Unpack, get_args
@@ -10,7 +11,9 @@ from typing import Any, Literal, Self, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
+from ..density.linalg import mean_square
 from ..extract import Features
+from ..io import expect, plain
 from ..scoring.terms import Layers
 from .base import LayerDetector, LayerOptions, RowMethod
 
@@ -40,6 +43,12 @@ def center_of(points: Tensor) -> Tensor:
     return torch.stack([some.double().sum(0) for some in points.split(POINTS)]).sum(0) / len(points)
 
 
+def deviation_of(points: Tensor) -> float:
+    """The root of the mean variance of points (n, d); 1 where all are the same."""
+    center = center_of(points)
+    return math.sqrt(mean_square(some.double() - center for some in points.split(POINTS))) or 1.0
+
+
 class Index(nn.Module):
     """Exact search for the nearest of points (n, d).
 
@@ -65,6 +74,7 @@ class Index(nn.Module):
         self.register_buffer("points", points.detach().clone())
         self.register_buffer("center", center_of(points))
         self._built: Any = None
+        self._deviation = 1.0
 
     def config(self) -> dict[str, Any]:
         """The shape and precision of the points, as JSON."""
@@ -73,7 +83,10 @@ class Index(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], backend: Backend) -> Self:
         """An index of the right shape, its points zero until they are loaded."""
-        return cls(torch.zeros(config["shape"], dtype=getattr(torch, config["dtype"]), device="cpu"), 0, backend)
+        points = torch.zeros(config["shape"], dtype=getattr(torch, config["dtype"]), device="cpu")
+        index = cls(points[:1], 0, backend)  # the mean of all would take time
+        index.points = points
+        return index
 
     @property
     def _faiss(self) -> Any:
@@ -82,8 +95,10 @@ class Index(nn.Module):
         if backend == "auto":
             backend = "faiss" if find_spec("faiss") is not None and self.points.device.type == "cpu" else "torch"
         if backend == "faiss" and self._built is None:
-            self._built = _import_faiss().IndexFlatL2(self.points.shape[1])
-            self._built.add((self.points.double() - self.center).float().cpu().numpy())
+            self._deviation = deviation_of(self.points)
+            built = _import_faiss().IndexFlatL2(self.points.shape[1])
+            built.add(((self.points.double() - self.center) / self._deviation).float().cpu().numpy())
+            self._built = built
         return self._built
 
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -105,8 +120,8 @@ class Index(nn.Module):
     def _candidates(self, rows: Tensor, k: int) -> Tensor:
         faiss = self._faiss
         if faiss is not None:
-            # Beyond that float32 squares overflow, and faiss answers with index -1.
-            centred = (rows - self.center).clamp(-1e15, 1e15).float().cpu().numpy()
+            # In deviations, whose squares float32 can hold; beyond that they overflow, and faiss answers with index -1.
+            centred = ((rows - self.center) / self._deviation).clamp(-1e15, 1e15).float().cpu().numpy()
             return torch.from_numpy(faiss.search(centred, k)[1]).to(rows.device)
         best = rows.new_empty(len(rows), 0)
         index = torch.empty(len(rows), 0, dtype=torch.long, device=rows.device)
@@ -128,6 +143,7 @@ class PointMethod(RowMethod):
 
     def __init__(self, k: int, backend: Backend = "torch") -> None:
         super().__init__()
+        k = plain(k)
         if not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a whole number of at least 1, not {k!r}.")
         if backend not in get_args(Backend):
@@ -187,6 +203,10 @@ class LabelledPointMethod(PointMethod):
             method.classes = torch.zeros(len(method.index.points), dtype=torch.long, device="cpu")
         return method
 
+    def check(self) -> None:
+        """Raise a ValueError where what was fitted cannot be."""
+        expect(self.classes >= 0, "a class is negative")
+
 
 class NeighbourDistance(PointMethod):
     """The distance to the k-th nearest point.
@@ -218,7 +238,10 @@ class NeighbourDistance(PointMethod):
         return {**super().config(), "normalise": self.normalise}
 
     def _prepared(self, z: Tensor) -> Tensor:
-        return nn.functional.normalize(z, dim=1) if self.normalise else z
+        if not self.normalise:
+            return z
+        largest = z.abs().amax(1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)  # whose squares might underflow
+        return nn.functional.normalize(z / largest, dim=1)
 
 
 class NearestNeighbours(LayerDetector):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..detector import Detector
 from ..model.batches import Adapter, Batch, batches
 from ..model.tasks import Prediction, Regression
+from ..precision import gradients
 from ..scoring.terms import Term
 from ..uncertainty import LayerScores
 from .voting import AsRead, ScoringReader, fitted_to
@@ -154,8 +155,8 @@ class ProcessReader(ScoringReader):
         xs, ys, rows = [], [], 0
         for batch in batches(loader, self.unpack):
             some = fitted_to(batch, holdout)
-            xs.append(_input(batch)[some])
-            ys.append(_target(batch)[some])
+            xs.append(_input(batch)[some].clone())  # the loader's memory may come again with other numbers
+            ys.append(_target(batch)[some].clone())
             rows += len(xs[-1])
             if rows > self.max_rows:
                 raise ValueError(
@@ -245,8 +246,9 @@ class _Gpytorch:
             optimiser.step(loss)
         self.model.eval()
 
+    @gradients(False)
     def posterior(self, x: Array) -> Estimate:
-        with torch.no_grad(), self.exactly(False, False, False):
+        with self.exactly(False, False, False):
             found = self.model(torch.from_numpy(x).to(self.device))
         noise = np.full(len(x), float(self.likelihood.noise.detach()))
         return Estimate(found.mean.cpu().numpy(), found.variance.clamp(min=0).cpu().numpy(), noise)

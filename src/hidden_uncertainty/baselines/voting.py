@@ -77,7 +77,7 @@ class ScoringReader(Reader):
 
     @abstractmethod
     def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
-        """Predictions and scores of a batch, per input or per pixel."""
+        """Predictions and scores of a batch, per input or per pixel; NaN where the networks gave NaN or infinity."""
 
     def learn(self, loader: Iterable[Any], holdout: float) -> None:
         """Fit to training data, without the share that is set apart; nothing to do for most."""
@@ -98,10 +98,12 @@ class ScoringReader(Reader):
     ) -> Rows | Grid:
         """Run the networks on one batch: predictions with their scores."""
         prediction, scores = self.parts(batch)
+        wrong = scores.epistemic.isnan()
+        options: dict[str, Any] = {"scores": {OUTPUTS: scores}, "unusable": wrong if bool(wrong.any()) else None}
         if self.pixels is None:
-            return Rows(prediction, {}, batch.label if labels else None, {OUTPUTS: scores})
+            return Rows(prediction, {}, batch.label if labels else None, **options)
         label = label_maps(batch.label, prediction.value) if labels else None
-        return Grid(prediction, {}, self.pixels, label, scores={OUTPUTS: scores})
+        return Grid(prediction, {}, self.pixels, label, **options)
 
 
 class VotingDetector(Detector):
@@ -164,7 +166,8 @@ class VotingReader(ScoringReader):
             task.predict(output)  # which sees whether these are scores of classes
             scores = task.scores(output)
         else:
-            scores = task.score_maps(output).permute(0, 2, 3, 1).flatten(0, 2)
+            maps = task.score_maps(output).permute(0, 2, 3, 1)
+            scores = maps.clone(memory_format=torch.contiguous_format).flatten(0, 2)  # the network's memory is not ours
         if task.logits and not self._looked and len(scores):
             self._looked = True
             warn_of_probabilities(scores)
@@ -179,11 +182,14 @@ class VotingReader(ScoringReader):
             output: of any pass, for the shape of maps.
         """
         value = torch.cat([sample.value for sample in samples])
+        wrong = ~value.amax(-1).isfinite() if task.discrete else ~value.isfinite()  # a class may be ruled out by -inf
         if task.discrete:
             parts = decompose_classes(value)
         else:
             variances = [sample.variance for sample in samples if sample.variance is not None]
             parts = decompose_numbers(value, torch.cat(variances) if variances else None)
+            wrong = wrong.any(-1) if wrong.dim() == 3 else wrong
+        parts = parts._replace(epistemic=parts.epistemic.masked_fill(wrong.any(0), math.nan))
         if self.pixels is not None:
             shape = select(output, task.output, "the network", "output").shape[-2:]
             parts = Parts(*(None if part is None else part.reshape(-1, *shape) for part in parts))  # type: ignore[arg-type]
@@ -283,7 +289,8 @@ def _some(reading: Rows | Grid, which: Tensor) -> Rows | Grid:
     prediction = Prediction(value[which.to(value.device)], classes, rows(variance))
     assert reading.scores is not None
     scores = {name: some[which] for name, some in reading.scores.items()}
-    return replace(reading, prediction=prediction, label=rows(reading.label), scores=scores)
+    unusable = rows(reading.unusable)
+    return replace(reading, prediction=prediction, label=rows(reading.label), scores=scores, unusable=unusable)
 
 
 def _decompose(scores: Tensor) -> Parts:

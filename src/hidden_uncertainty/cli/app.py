@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import any_character, writing_to
+from .terminal import expand, prepare, writing_to
 
 app = typer.Typer(
     name="hidden-uncertainty",
@@ -37,16 +37,16 @@ def main(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for demo.png and demo.json.")] = Path(
-        "demo-output"
-    ),
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, the network and the noise.")] = 0,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, callback=expand, help="Folder for demo.png and demo.json.")
+    ] = Path("demo-output"),
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the network and the noise.")] = 0,
     quick: Quick = False,
 ) -> None:
     """Train a small network on digits and show that it knows what it does not know; under a minute."""
+    prepare()
     from ..demo.show import Settings, run
 
-    any_character()
     settings = Settings(seed=seed)
     with writing_to(out):
         run(out, settings.quick() if quick else settings)
@@ -54,17 +54,17 @@ def demo(
 
 @app.command()
 def compare(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for comparison.json and comparison.png.")] = Path(
-        "compare-output"
-    ),
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions; --quick runs one.")] = 5,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, callback=expand, help="Folder for comparison.json and comparison.png.")
+    ] = Path("compare-output"),
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Repetitions; --quick runs one.")] = 5,
     quick: Quick = False,
 ) -> None:
     """Compare all methods on digits: how well each detects and what it costs; about two minutes."""
+    prepare()
     from .. import plots
     from ..demo.methods import run
 
-    any_character()
     with writing_to(out):
         found = run(seeds=range(seeds), quick=quick)
         written = found.save(out / "comparison.json"), plots.save(found.plot(), out / "comparison.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,22 @@ from typing import NoReturn
 import typer
 
 
-def any_character() -> None:
-    """Replace characters that the terminal cannot print, such as bars, shades, ± and ×, instead of failing on them."""
+def prepare() -> None:
+    """Replace characters that the terminal cannot print instead of failing on them; draw to files, never to windows.
+
+    To be called before matplotlib is imported, which fails where MPLBACKEND names a backend that is not there.
+    """
+    os.environ["MPLBACKEND"] = "agg"
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def expand(folder: Path | None) -> Path | None:
+    """Replace a leading ~ of an option, which not every shell does; for `typer.Option(callback=expand)`."""
+    try:
+        return folder and folder.expanduser()
+    except RuntimeError:
+        raise typer.BadParameter(f"there is no home directory for {str(folder)!r}: write out the path.") from None
 
 
 @contextmanager

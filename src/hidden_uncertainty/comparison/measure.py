@@ -143,11 +143,11 @@ def detection(known: Uncertainty, unknown: Uncertainty) -> dict[str, float]:
         >>> detection(u[:2], u[2:])
         {'auroc': 1.0, 'average precision': 1.0, 'fpr95': 0.0}
     """
-    scores = known.epistemic, unknown.epistemic
+    scores = {"negative": known.epistemic, "positive": unknown.epistemic}
     return {
-        "auroc": metrics.auroc(*scores),
-        "average precision": metrics.average_precision(*scores),
-        "fpr95": metrics.fpr_at_tpr(*scores, tpr=0.95),
+        "auroc": metrics.auroc(**scores),
+        "average precision": metrics.average_precision(**scores),
+        "fpr95": metrics.fpr_at_tpr(**scores, tpr=0.95),
     }
 
 
@@ -186,7 +186,7 @@ def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -
             error = error.flatten(1).norm(dim=1)
         return {
             "rmse": metrics.rmse(prediction, label),
-            **{f"ause {name}": metrics.ause(score, error) for name, score in given.items()},
+            **{f"ause {name}": metrics.ause(uncertainty=score, error=error) for name, score in given.items()},
         }
     correct = prediction == label
     return {

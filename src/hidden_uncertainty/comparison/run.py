@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..extract import Pixels
 from ..model.batches import Adapter, batches, require_repeatable, unpack
-from ..model.capture import device_of, watch
+from ..model.capture import device_of, lend
 from ..progress import bars, progress_bar
 from ..uncertainty import Uncertainty
 from .measure import detection, errors, hardware, kept_memory, milliseconds, peak_memory, versions
@@ -152,7 +152,8 @@ class LabelledLoader:
     def __iter__(self) -> Iterator[Any]:
         self.labels = []
         for item in self.loader:
-            self.labels.append(unpack(item, self.adapter).label)
+            label = unpack(item, self.adapter).label
+            self.labels.append(None if label is None else label.clone())  # the loader may use its memory again
             yield item
 
     def label(self) -> Tensor | None:
@@ -253,9 +254,12 @@ def _times(
 
 def _forward(network: nn.Module, items: list[Any], adapter: Adapter | None) -> None:
     device = _device(network)
-    with watch(network, {}) as inner:
+
+    def work(inner: nn.Module) -> None:
         for batch in batches(items, adapter, device_of(network)):
             inner(*batch.args, **batch.kwargs)
+
+    lend(network, {}, work)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -144,7 +144,9 @@ def add_noise(images: Tensor, deviation: float, *, seed: int = 0) -> Tensor:
     _check(images)
     if not deviation >= 0:
         raise ValueError(f"deviation must be zero or more, got {deviation}.")
-    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    # One dtype whatever torch.set_default_dtype says: another one draws other numbers.
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(images.shape, generator=generator, dtype=torch.float32, device="cpu")
     return images + deviation * noise.to(images)
 
 

@@ -130,7 +130,10 @@ class Scorer:
     def __init__(self, detector: LatentDensity, calibration: Split) -> None:
         self.detector = detector
         _, scores = self._read(calibration)
-        self.calibration = {name: Calibration().fit(values) for name, values in scores.items()}
+        assert detector.head is not None
+        fitted = {name: term.calibration for name, term in detector.head.terms.items()}
+        self.calibration = {name: each for name, each in fitted.items() if each is not None}
+        self.calibration[ENTROPY] = Calibration().fit(scores[ENTROPY])
 
     def __call__(self, data: Split) -> Scored:
         """Score images."""
@@ -225,7 +228,9 @@ def _against(known: Scored, changed: Scored, rate: float) -> dict[str, Any]:
         "accuracy": _share(changed.correct),
         "surprising": _surprising(changed, rate),
         "mean_p_value": {name: float(values.double().mean()) for name, values in changed.p_value.items()},
-        "auroc": {name: metrics.auroc(known.scores[name], values) for name, values in changed.scores.items()},
+        "auroc": {
+            name: metrics.auroc(negative=known.scores[name], positive=values) for name, values in changed.scores.items()
+        },
     }
 
 

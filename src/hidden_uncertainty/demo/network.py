@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -39,12 +40,15 @@ class DigitsNet(nn.Module):
 
     def __init__(self, classes: int = 10, *, seed: int = 0) -> None:
         super().__init__()
+        # As the digits, whatever torch.set_default_dtype says.
+        linear = partial(nn.Linear, dtype=torch.float32)
+        conv = partial(nn.Conv2d, kernel_size=3, padding=1, dtype=torch.float32)
         with built(seed):
-            self.conv1 = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU())
-            self.conv2 = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-            self.conv3 = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-            self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(256, 256), nn.ReLU())
-            self.output = nn.Linear(256, classes)
+            self.conv1 = nn.Sequential(conv(1, 16), nn.ReLU())
+            self.conv2 = nn.Sequential(conv(16, 32), nn.ReLU(), nn.MaxPool2d(2))
+            self.conv3 = nn.Sequential(conv(32, 64), nn.ReLU(), nn.MaxPool2d(2))
+            self.hidden = nn.Sequential(nn.Flatten(), linear(256, 256), nn.ReLU())
+            self.output = linear(256, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """The logit of each class (n, classes), for images (n, 1, 8, 8)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -117,9 +116,9 @@ def _detection(ax: Axes, shown: Demonstration) -> None:
         "flip\n↕": numbers["flip"][1],
     }
     names = [*shown.settings.layers, ENTROPY]
-    values = torch.tensor([[column["auroc"][name] for column in columns.values()] for name in names])
-    ax.imshow(values.numpy(), cmap="Blues", vmin=0.45, vmax=1.1, aspect="auto")
-    for i, row in enumerate(values.tolist()):
+    values = [[column["auroc"][name] for column in columns.values()] for name in names]
+    ax.imshow(values, cmap="Blues", vmin=0.45, vmax=1.1, aspect="auto")
+    for i, row in enumerate(values):
         for j, value in enumerate(row):
             ax.text(j, i, f"{value:.2f}", ha="center", va="center", size=SMALL, color="white" if value > 0.8 else INK)
     ax.axhline(len(names) - 1.5, color="white", linewidth=4)

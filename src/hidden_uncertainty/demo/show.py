@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,7 @@ def run(out: str | os.PathLike[str], settings: Settings | None = None) -> dict[s
     start = time.perf_counter()
     folder, console = Path(out), Console(highlight=False)
     introduce(console)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = measure(Settings() if settings is None else settings)
-    found.numbers["warnings"] = [str(warning.message) for warning in caught]
+    found = measure(Settings() if settings is None else settings)
     before = time.perf_counter()
     plots.save(draw(found), folder / "demo.png")
     found.numbers["seconds"]["picture"] = time.perf_counter() - before
@@ -75,8 +71,6 @@ def summarise(shown: Demonstration, files: Sequence[Path], console: Console) -> 
         f"Layer {layer!r}, threshold from {sizes['calibration']} digits that the network has not seen:\n"
         f"{alarms['asked']:.0%} false alarms requested, {alarms['seen'][layer]:.1%} measured on the test digits."
     )
-    for warning in numbers["warnings"]:
-        console.print(f"note: {warning}", style="dim", markup=False)
     for table in (_rotation(shown), _detection(shown), _rejection(shown)):
         console.print()
         console.print(table)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from ..extract import Lattice
-from ..io import register
+from ..io import plain, register
 from ..notes import deprecated
 from ..progress import bars
 
@@ -46,7 +46,20 @@ class Density(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
-        """log p(z | y) in nats for z (n, d), one column per support point y: (n, m)."""
+        """log p(z | y) in nats for z (n, d), one column per support point y: (n, m).
+
+        Args:
+            z: activations.
+            support: classes (m,), or numbers (m, q), or (n, m, q) with separate points for every row.
+        """
+
+    def given(self, z: Tensor) -> Callable[..., Tensor]:
+        """`log_prob` of these z as a function of the support, and of which rows of z where not of all."""
+
+        def log_prob(support: Tensor, rows: Tensor | None = None) -> Tensor:
+            return self.log_prob(z if rows is None else z[rows], support)
+
+        return log_prob
 
     @property
     def interpolates(self) -> bool:
@@ -56,6 +69,9 @@ class Density(nn.Module, ABC):
     def log_prob_between(self, lattice: Lattice, support: Tensor) -> Iterator[Tensor]:
         """log p(z | y) at all pixels of a lattice, image by image and row by row, some at a time: (pixels, m)."""
         raise NotImplementedError(f"{type(self).__name__} scores vectors only: interpolate, and call log_prob.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, plain(value))  # options may come from numpy
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

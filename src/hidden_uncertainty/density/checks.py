@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, get_args
 
 import torch
@@ -16,7 +17,7 @@ PART = 1 << 26  # elements checked at a time
 def check_counts(**counts: Any) -> None:
     """Raise unless every argument is a whole number of at least 1."""
     for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 

@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..precision import full_precision, saturate
+from ..io import expect
+from ..precision import precise, saturate
 from .linalg import gram
 
 BUFFERS = ("center", "basis", "deviation", "residual_deviation", "log_scale")
@@ -51,6 +52,7 @@ class Directions(nn.Module):
         """How many directions were dropped that are not dead units: combinations of those kept."""
         return self.dim - self.dead - self.kept
 
+    @precise
     def fit(self, z: Tensor, *, holdout: Tensor, tolerance: float = 1e-8) -> Self:
         """Find the directions of z (n, d).
 
@@ -71,12 +73,11 @@ class Directions(nn.Module):
         center = torch.where(constant, first, fitted.mean(0))  # a mean of equal numbers may be off in the last digit
         # Far from zero, rounding the centre matters in a thin direction: the holdout shows by how much.
         fitted, checked = fitted.sub_(center), checked.sub_(center.to(dtype))
-        with full_precision(z.device):
-            values, vectors = torch.linalg.eigh(gram(fitted[None])[0] / len(fitted))
-            floor = tolerance * values[-1]
-            basis = vectors[:, values > floor].flip(1)  # the widest first
-            on_basis = checked @ basis
-            residual = checked - on_basis @ basis.mT
+        values, vectors = torch.linalg.eigh(gram(fitted[None])[0] / len(fitted))
+        floor = tolerance * values[-1]
+        basis = vectors[:, values > floor].flip(1)  # the widest first
+        on_basis = checked @ basis
+        residual = checked - on_basis @ basis.mT
         variance = torch.maximum(values[values > floor].flip(0), on_basis.square().mean(0))
         self.dim, self.kept, self.dead = z.shape[1], basis.shape[1], int(constant.sum())
         dropped = self.dim - self.kept
@@ -87,14 +88,14 @@ class Directions(nn.Module):
             setattr(self, name, value.to(dtype))
         return self
 
+    @precise
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates u (n, kept), and the log-density of the rest with log |∂u/∂z|, (n,). Finite for finite z."""
         dtype = self.center.dtype
         x = saturate(z, dtype) - self.center
-        with full_precision(x.device):
-            on_basis = x @ self.basis
-            # Squared as a vector: ‖x‖² - ‖Bᵀx‖² would have no digits left where it matters.
-            residual = x - on_basis @ self.basis.mT if self.kept < self.dim else torch.zeros_like(x)
+        on_basis = x @ self.basis
+        # Squared as a vector: ‖x‖² - ‖Bᵀx‖² would have no digits left where it matters.
+        residual = x - on_basis @ self.basis.mT if self.kept < self.dim else torch.zeros_like(x)
         big = torch.finfo(dtype).max
         squares = (residual / self.residual_deviation).square().sum(1).clamp(max=big / 8)
         return saturate((on_basis / self.deviation).clamp(-big, big), dtype), self.log_scale - 0.5 * squares
@@ -123,6 +124,18 @@ class Directions(nn.Module):
             for name, shape in zip(BUFFERS, shapes, strict=True):
                 setattr(directions, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
         return directions
+
+    def check(self) -> None:
+        """Raise a ValueError where the tensors cannot be those of a fit."""
+        if self.center is None:
+            return
+        expect((self.basis.double().norm(dim=0) - 1).abs() < 1e-3, "a direction has not the length one")
+        deviation, spread = self.deviation.double(), self.residual_deviation.double()
+        expect(torch.cat([deviation, spread[None]]) > 0, "a deviation is not positive")
+        logs = torch.cat([deviation, spread.expand(self.dim - self.kept)]).log()
+        scale = -logs.sum() - (self.dim - self.kept) * 0.5 * math.log(2 * math.pi)
+        close = (self.log_scale - scale).abs() <= 1e-3 * (1 + logs.abs().sum())
+        expect(close, "log_scale is not that of the deviations")
 
 
 def draw_holdout(n: int, share: float, seed: int, device: torch.device | str) -> Tensor:

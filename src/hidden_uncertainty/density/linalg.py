@@ -6,15 +6,19 @@ Only Cholesky and triangular solves are used: other batched factorisations are w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..io import expect
+
 Shrinkage = Literal["ledoit-wolf", "oas"]
 BLOCK = 64  # columns per block: narrower ones lose more in the matrix product than the skipped half saves (bench/)
+ROWS = 1 << 14  # in float64 at a time: a copy of a million activations takes gigabytes
 LEAF = 64  # dimensions of a covariance that is factorised as a whole
 CHUNK = 1 << 21  # elements of an intermediate, small enough to stay in the cache
 
@@ -48,9 +52,39 @@ def precision_factor(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return factor, good
 
 
+def mean_square(parts: Iterable[Tensor]) -> float:
+    """The mean square of all elements, in float64, which neither over- nor underflows.
+
+    Example:
+        >>> mean_square([torch.tensor([3.0, 4.0]), torch.tensor([0.0])])
+        8.333333333333334
+    """
+    total = count = 0.0
+    for some in (some for part in parts for some in part.split(ROWS)):  # float64 makes copies
+        total += float(torch.linalg.vector_norm(some, dtype=torch.float64)) ** 2
+        count += some.numel()
+    return total / count
+
+
+def power_of_two(scale: float) -> float:
+    """The power of two next to a positive number, by which products are exact.
+
+    Example:
+        >>> power_of_two(1000.0)
+        1024.0
+    """
+    return 2.0 ** round(math.log2(scale))
+
+
 def log_det(factor: Tensor) -> Tensor:
     """log |W| of triangular factors (..., d, d)."""
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def check_factor(factor: Tensor) -> None:
+    """Raise a ValueError unless factors (..., d, d) are upper triangular with a positive diagonal."""
+    expect(factor.tril(-1) == 0, "the factor of a covariance is not triangular")
+    expect(factor.diagonal(dim1=-2, dim2=-1) > 0, "the diagonal of a covariance's factor is not positive")
 
 
 class Target(NamedTuple):

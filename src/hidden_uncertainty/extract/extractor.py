@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from ..model.batches import Adapter, Batch, batches, count, require_repeatable
 from ..model.capture import device_of, find, run, select
-from ..model.infer import infer_task
-from ..model.tasks import Prediction, Task
+from ..model.infer import check_task, infer_task, warn_of_others
+from ..model.tasks import Prediction, Task, finite
 from ..notes import note
 from ..progress import progress_bar
 from ..reduce import Reduce, Reduction, ReductionFit
+from .checks import check_count, check_padding, check_rows, refuse
 from .features import Features, Reading, Rows, Unseen
 from .pixels import Pixels
 
@@ -51,6 +52,15 @@ class AsIs(Reduction):
         return activation, None
 
 
+class Pass(NamedTuple):
+    """What one run of the network gave."""
+
+    task: Task
+    prediction: Prediction
+    found: dict[str, Any]  # what was made of what each term reads
+    unusable: Tensor | None  # for which inputs or pixels something is NaN or infinite; zeros are read instead
+
+
 class Reader:
     """Runs a network over batches; what is read of each, subclasses say with `reading`.
 
@@ -63,11 +73,13 @@ class Reader:
 
     pixels: Pixels | None = None
     learns = True  # whether training data teach the reading itself something
+    repeats = True  # whether an input is read alike each time, but for rounding
 
     def __init__(
         self, model: nn.Module, *, task: Task | None, output: int | str | None, unpack: Adapter | None = None
     ) -> None:
         self.model, self.task, self.output, self.unpack = model, task, output, unpack
+        self._compared = False
 
     def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features | None, Unseen | None]:
         """Fit what reading needs to training data; what is set apart comes second.
@@ -95,7 +107,7 @@ class Reader:
             batch: where the model is.
             reductions: from what each term reads to z.
             index: the number of the batch, for errors.
-            labels: take the batch's labels along, to calibrate with.
+            labels: take the batch's labels along, to calibrate with: NaN and infinities are then an error.
         """
         raise NotImplementedError
 
@@ -122,6 +134,10 @@ class Reader:
             self.task = infer_task(output, batch.label, self.output, pixels=self.pixels is not None)
             predict = self.task.predict if self.pixels is None else self.task.predict_pixels
             note(f"task: {self.task.describe(predict(output))}. Pass task= to say otherwise.")
+        check_task(self.task, output, batch.label)
+        if not self._compared:
+            self._compared = True
+            warn_of_others(self.task, output)
         return self.task
 
 
@@ -165,15 +181,15 @@ class Extractor(Reader):
                     self._read(batch, {name: _rows(fit.update, keep) for name, fit in fits.items()}, index)
                     inputs += len(batch)
                     bar.advance()
-            _check_count(seen, inputs)
+            check_count(seen, inputs)
             seen = inputs
             for fit in fits.values():
                 fit.end_pass()
         reductions = self._reductions(fits)
         whole = self._batches(loader) if passes else chain([first], stream)
         features, apart = self._extract(whole, reductions, count(loader), holdout)
-        _check_count(seen, len(features))
-        return features[~apart], features[apart]
+        check_count(seen, len(features) + len(apart))
+        return features, apart
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Extract the features of a loader with reductions that were fitted before."""
@@ -187,8 +203,8 @@ class Extractor(Reader):
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Rows:
         """Run the network on one batch: its predictions, and each term's rows."""
-        task, output, reduced = self._read(batch, reductions, index)
-        return Rows(task.predict(output), reduced, batch.label if labels else None)
+        _, prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
+        return Rows(prediction, reduced, batch.label if labels else None, unusable=unusable)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         return batches(loader, self.unpack, device_of(self.model))
@@ -201,20 +217,35 @@ class Extractor(Reader):
     def _reductions(self, fits: Mapping[str, ReductionFit]) -> dict[str, Reduction]:
         return {name: fits[name].result() if name in fits else AsIs() for name in self.sources}
 
-    def _read(self, batch: Batch, reads: Mapping[str, Read], index: int | None) -> tuple[Task, Any, dict[str, Any]]:
-        """Run the network on one batch: its task, its output, and what each of `reads` makes of what its term sees."""
+    def _read(self, batch: Batch, reads: Mapping[str, Read], index: int | None, *, strict: bool = True) -> Pass:
+        """Run the network on one batch.
+
+        Args:
+            batch: where the model is.
+            reads: what to make of what each term sees.
+            index: the number of the batch, for errors.
+            strict: whether NaN and infinities are an error.
+        """
         layers: dict[str, list[str]] = {}  # the terms that read each
         for name in reads:
             layer = self.sources[name].layer
             if layer is not None:
                 layers.setdefault(layer, []).append(name)
+        wrong: dict[str, Tensor] = {}  # where what a term reads is not finite
 
         def tap(layer: str) -> Callable[[Any], dict[str, Any]]:
             def look(output: Any) -> dict[str, Any]:
                 found = {}
                 for name in layers[layer]:
-                    activation = select(output, self.sources[name].reduce.select, f"layer {layer!r}")
-                    _check_activation(activation, layer, len(batch), index)
+                    reduce = self.sources[name].reduce
+                    activation = select(output, reduce.select, f"layer {layer!r}")
+                    check_rows(activation, layer, len(batch))
+                    check_padding(activation, reduce, batch, layer)
+                    if not finite(activation):
+                        wrong[name] = ~activation.isfinite()
+                        if strict:
+                            refuse(f"layer {layer!r} gave NaN or infinite activations", wrong[name], index)
+                        activation = activation.masked_fill(wrong[name], 0)
                     found[name] = reads[name](activation)
                 return found
 
@@ -223,55 +254,98 @@ class Extractor(Reader):
         output, kept = run(self.model, {layer: tap(layer) for layer in layers}, batch.args, batch.kwargs)
         found = {name: value for part in kept.values() for name, value in part.items()}
         task = self.known_task(output, batch)
+        prediction = self._predict(task, output, found)
+        if strict and len(prediction.value) != len(batch):
+            raise ValueError(f"the network gave {len(prediction.value)} predictions for {len(batch)} inputs.")
+        unusable = task.unusable(output, prediction)
+        if unusable is not None and strict:
+            refuse("the network gave NaN or infinite outputs", unusable, index)
         for name, read in reads.items():
             if self.sources[name].layer is None:
-                found[name] = read(self._outputs(task, output))
-        return task, output, found
+                scores = self._outputs(task, output)
+                # A class may be ruled out by -inf.
+                found[name] = read(scores if unusable is None else scores.nan_to_num(0.0, 0.0, -math.inf))
+        for name, values in wrong.items():
+            rows = self._touched(values, name, prediction)
+            unusable = rows if unusable is None else unusable | rows.to(unusable.device)
+        return Pass(task, prediction, found, unusable)
+
+    def _predict(self, task: Task, output: Any, found: Mapping[str, Any]) -> Prediction:
+        return task.predict(output)
 
     def _outputs(self, task: Task, output: Any) -> Tensor:
         return task.scores(output)
 
+    def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
+        """Which inputs, (n,), have something wrong in what a term reads."""
+        return wrong.reshape(len(wrong), -1).any(1)
+
     def _extract(
         self, stream: Iterable[Batch], reductions: Mapping[str, Reduction], total: int | None, holdout: float
-    ) -> tuple[Features, Tensor]:
-        kept: dict[str, list[tuple[Tensor, Tensor | None]]] = {name: [] for name in reductions}
-        predictions: list[Prediction] = []
-        labels, apart = [], []
+    ) -> tuple[Features, Features]:
+        """The features of a loader, without those of the inputs that are set apart, and those."""
+        kept, apart = _Kept(), _Kept()
         with progress_bar("extracting features", total) as bar:
             for index, batch in enumerate(stream):
                 # Before the network runs, which may write into its inputs.
-                apart.append(chosen(batch, holdout) if holdout else none_chosen(batch))
-                task, output, reduced = self._read(batch, reductions, index)
-                prediction = task.predict(output)
-                if len(prediction.value) != len(batch):
-                    raise ValueError(f"the network gave {len(prediction.value)} predictions for {len(batch)} inputs.")
-                for name, pair in reduced.items():
-                    kept[name].append(pair)
-                predictions.append(prediction)
-                labels.append(batch.label)
+                rows = chosen(batch, holdout)
+                task, prediction, reduced, _ = self._read(batch, reductions, index)
+                columns = {
+                    **{f"z {name}": z for name, (z, _) in reduced.items()},
+                    **{f"residual {name}": residual for name, (_, residual) in reduced.items()},
+                    "prediction": prediction.value,
+                    "variance": prediction.variance,
+                    "label": None if batch.label is None else batch.label.clone(),  # the loader's own
+                }
+                kept.add(columns, ~rows)
+                apart.add(columns, rows)
                 bar.advance()
-        known = [label for label in labels if label is not None]
-        features = Features(
-            z={name: torch.cat([z for z, _ in pairs]) for name, pairs in kept.items()},
-            residual={name: _cat([residual for _, residual in pairs]) for name, pairs in kept.items()},
-            prediction=torch.cat([prediction.value for prediction in predictions]),
+        return kept.features(task, prediction.classes, reductions), apart.features(task, prediction.classes, reductions)
+
+
+class _Kept:
+    """Rows of many batches, column by column."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Tensor]] = {}
+        self._batches = 0
+
+    def add(self, columns: Mapping[str, Tensor | None], rows: Tensor) -> None:
+        """Add the rows of a batch that a mask (n,) takes: columns (n, ...), none of which shares memory with others."""
+        self._batches += 1
+        every = bool(rows.all())
+        for name, values in columns.items():
+            if values is not None:
+                some = values if every else values[rows.to(values.device)]
+                self._parts.setdefault(name, []).append(some)
+
+    def features(self, task: Task, classes: int | None, reductions: Mapping[str, Reduction]) -> Features:
+        """The rows as features."""
+        return Features(
+            z={name: torch.cat(self._parts.pop(f"z {name}")) for name in reductions},
+            residual={name: self._joined(f"residual {name}") for name in reductions},
+            prediction=torch.cat(self._parts.pop("prediction")),
             task=task,
             reductions=dict(reductions),
-            label=torch.cat(known) if len(known) == len(labels) else None,
-            classes=predictions[0].classes,
-            variance=_cat([prediction.variance for prediction in predictions]),
+            label=self._joined("label"),
+            classes=classes,
+            variance=self._joined("variance"),
         )
-        return features, torch.cat(apart)
+
+    def _joined(self, name: str) -> Tensor | None:
+        """A column, None where some batches had none."""
+        parts = self._parts.pop(name, [])
+        return torch.cat(parts) if len(parts) == self._batches else None
 
 
 def chosen(batch: Batch, share: float) -> Tensor:
     """A share of inputs, chosen by a hash of their content: the same in every pass, however the loader shuffles."""
-    return torch.from_numpy(batch.digests() < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
+    return lowest(batch.digests(), share) if share else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
 
 
-def none_chosen(batch: Batch) -> Tensor:
-    """No input of the batch."""
-    return torch.zeros(len(batch), dtype=torch.bool, device="cpu")
+def lowest(digests: np.ndarray, share: float) -> Tensor:
+    """The share of digests that lie lowest of all there can be."""
+    return torch.from_numpy(digests < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
 
 
 def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:
@@ -285,33 +359,3 @@ def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:
             update(rows)
 
     return some
-
-
-def _check_activation(activation: Tensor, layer: str, samples: int, index: int | None) -> None:
-    if activation.dim() == 0 or len(activation) != samples:
-        raise ValueError(
-            f"layer {layer!r} gave {tuple(activation.shape)} for {samples} inputs; its first dimension must count the "
-            "inputs. Choose another layer, or another part of its output with select=."
-        )
-    # A sum is finite only if every summand is; where it is not it may have overflowed, and each is looked at.
-    suspect = activation.is_floating_point() and not math.isfinite(activation.sum().item())
-    if suspect and not bool(activation.isfinite().all()):
-        bad = int((~activation.isfinite()).flatten(1).any(1).sum()) if activation.dim() > 1 else samples
-        where = "" if index is None else f" in batch {index}"
-        raise ValueError(
-            f"layer {layer!r} gave NaN or infinite activations for {bad} of {samples} inputs{where}: look for them in "
-            "the inputs, or for an overflow in the network's precision."
-        )
-
-
-def _check_count(before: int | None, now: int) -> None:
-    if before is not None and before != now:
-        raise ValueError(
-            f"the loader gave {before:,} inputs in one pass and {now:,} in the next: it must give the same ones each "
-            "time (in any order). Turn off drop_last, or sampling with replacement."
-        )
-
-
-def _cat(parts: list[Tensor | None]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None

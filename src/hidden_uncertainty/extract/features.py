@@ -60,6 +60,13 @@ class Reading(Protocol):
         """What is true, in the same shape, where it is known."""
 
     @property
+    def unusable(self) -> Tensor | None:
+        """Which inputs, (n,), or pixels, (n, H, W), the network gave NaN or infinity for; None where there are none.
+
+        Their rows hold zeros instead. They are scored as surprising, and refused in a fit and a calibration.
+        """
+
+    @property
     def scores(self) -> Mapping[str, LayerScores] | None:
         """Scores of each term, where the reading comes with them: there is nothing left to score."""
 
@@ -85,16 +92,19 @@ class Rows:
         reduced: what each term reads (n, d), with its residuals (n,).
         label: what is true, where it is known.
         scores: of each term, where they come with it.
+        unusable: which inputs the network gave NaN or infinity for, (n,).
     """
 
     prediction: Prediction
     reduced: Mapping[str, tuple[Tensor, Tensor | None]]
     label: Tensor | None = None
     scores: Mapping[str, LayerScores] | None = None
+    unusable: Tensor | None = None
 
     def rows(self, name: str) -> Iterator[Row]:
         """All rows at once."""
-        yield Row(*self.reduced[name], self.prediction.value)
+        value = self.prediction.value
+        yield Row(*self.reduced[name], value if self.unusable is None else value.nan_to_num(0.0, 0.0, 0.0))
 
     def lattice(self, name: str) -> Lattice | None:
         """Rows are not interpolated."""

@@ -152,6 +152,7 @@ class Grid:
         label: (n, H, W), where it is known.
         reductions: from each term's vectors to z.
         scores: of each term, where they come with it.
+        unusable: which pixels the network gave NaN or infinity for, (n, H, W).
     """
 
     prediction: Prediction
@@ -160,6 +161,7 @@ class Grid:
     label: Tensor | None = None
     reductions: Mapping[str, Reduction] = field(default_factory=dict)
     scores: Mapping[str, LayerScores] | None = None
+    unusable: Tensor | None = None
 
     def __getitem__(self, images: Tensor) -> Grid:
         """Some of the images, by a mask (n,)."""
@@ -174,20 +176,23 @@ class Grid:
             prediction=Prediction(value[images.to(value.device)], classes, some(variance)),
             latents={name: latent.take(images) for name, latent in self.latents.items()},
             label=some(self.label),
+            unusable=some(self.unusable),
         )
 
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""
-        latent, reduction = self.latents[name], self.reductions[name]
+        latent, reduction, prediction = self.latents[name], self.reductions[name], self.prediction.value
+        if self.unusable is not None:
+            prediction = prediction.nan_to_num(0.0, 0.0, 0.0)
         height, width = latent.size
         row = width * latent.width
         images, lines = max(1, CELLS // (height * row)), max(1, CELLS // row)
-        for first in range(0, len(self.prediction.value), images):
+        for first in range(0, max(1, len(prediction)), images):  # no images are one tile without rows
             some = slice(first, first + images)
             for start in range(0, height, lines):
                 stop = min(start + lines, height)
                 z, residual = reduction(latent.band(some, start, stop))
-                yield Row(z, residual, self.prediction.value[some, start:stop].flatten())
+                yield Row(z, residual, prediction[some, start:stop].flatten())
 
     def lattice(self, name: str) -> Lattice | None:
         """The places that all pixels of all images lie between; None where z is not linear in what is there."""

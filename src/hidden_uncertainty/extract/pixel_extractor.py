@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..model.batches import Batch, require_repeatable
-from ..model.tasks import Condition, Task
+from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
-from .extractor import Extractor, Read, chosen, none_chosen
+from .extractor import Extractor, Read, chosen, lowest
 from .features import Features, Population
 from .grid import Grid, LatentMap, nearest
 from .pixels import Pixels
@@ -66,7 +66,7 @@ class PixelExtractor(Extractor):
         self.pixels, self.condition, self.grid_of = pixels, condition, grid_of
         for name, source in self.sources.items():
             if source.reduce.how == "token":
-                raise ValueError(f"how='token' takes one place of layer {name!r}; with pixels= every place is taken.")
+                raise ValueError(f"reduce='token' takes one place of layer {name!r}; with pixels= all are taken.")
             if source.layer is None and pixels.resolution == "latent":
                 raise ValueError("resolution='latent' is the grid of a layer; outputs have their own: leave it out.")
 
@@ -75,17 +75,17 @@ class PixelExtractor(Extractor):
         if holdout:
             require_repeatable(loader, 2)
         sampler = self._draw(loader, holdout)
-        rows = sampler.rows()
+        rows, population = sampler.drawn()
         fits = self._reduction_fits()
         for name, fit in fits.items():
             _fit_reduction(fit, rows[f"z {name}"])
         reductions = self._reductions(fits)
-        return self._features(sampler, rows, reductions), Images(self, loader, reductions, holdout)
+        return self._features(sampler, rows, population, reductions), Images(self, loader, reductions, holdout)
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Draw pixels of a loader, with reductions that were fitted before."""
         sampler = self._draw(loader, 0.0)
-        return self._features(sampler, sampler.rows(), reductions)
+        return self._features(sampler, *sampler.drawn(), reductions)
 
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Images:
         """All images of a loader."""
@@ -95,36 +95,43 @@ class PixelExtractor(Extractor):
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Grid:
         """Run the network on one batch: all pixels of its images."""
-        grid = self._grid(batch, reductions, index)
+        grid = self._grid(batch, reductions, index, strict=labels)
         label = label_maps(batch.label, grid.prediction.value) if labels else None
         return replace(grid, reductions=reductions, label=label)
 
-    def _grid(self, batch: Batch, names: Iterable[str], index: int | None) -> Grid:
+    def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, strict: bool) -> Grid:
         copies = {name: _copier(name, self.sources[name].reduce.how) for name in names}
-        task, output, maps = self._read(batch, copies, index)
+        _, prediction, maps, unusable = self._read(batch, copies, index, strict=strict)
+        latents = {name: self._latent(values, name, prediction) for name, values in maps.items()}
+        return Grid(prediction, latents, self.pixels, unusable=unusable)
+
+    def _latent(self, maps: Tensor, name: str, prediction: Prediction) -> LatentMap:
+        height, width = prediction.value.shape[1:]
+        return LatentMap(maps, 1 if self.sources[name].layer is None else self.pixels.patch, (height, width))
+
+    def _predict(self, task: Task, output: Any, found: Mapping[str, Tensor]) -> Prediction:
         size = None
         if self.pixels.resolution == "latent":
-            size = (maps[self.grid_of].shape[1], maps[self.grid_of].shape[2])
-        prediction = task.predict_pixels(output, size)
-        if len(prediction.value) != len(batch):
-            raise ValueError(f"the network gave {len(prediction.value)} maps for {len(batch)} inputs.")
-        height, width = prediction.value.shape[1:]
-        latents = {
-            name: LatentMap(values, 1 if self.sources[name].layer is None else self.pixels.patch, (height, width))
-            for name, values in maps.items()
-        }
-        return Grid(prediction, latents, self.pixels)
+            size = (found[self.grid_of].shape[1], found[self.grid_of].shape[2])
+        return task.predict_pixels(output, size)
 
     def _outputs(self, task: Task, output: Any) -> Tensor:
         return task.score_maps(output)
 
+    def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
+        """Which pixels, (n, H, W), are interpolated from places that have something wrong."""
+        places = wrong.any(3 if self.sources[name].reduce.how == "tokens" else 1)[..., None].float()  # (n, h, w, 1)
+        touched = self._latent(places, name, prediction).band(slice(None), 0, prediction.value.shape[1])
+        return (touched > 0).any(1).reshape(prediction.value.shape)
+
     def _draw(self, loader: Iterable[Any], holdout: float) -> Sampler:
         sampler: Sampler | None = None
-        images, labels = 0, False
+        labels = False
         for index, batch in enumerate(self.batches(loader, "drawing pixels")):
             # Before the network runs, which may write into its inputs.
-            apart = chosen(batch, holdout) if holdout else none_chosen(batch)
-            grid = self._grid(batch, self.sources, index)
+            digests = batch.digests()
+            apart = lowest(digests, holdout)
+            grid = self._grid(batch, self.sources, index, strict=True)
             grid = replace(grid, label=label_maps(batch.label, grid.prediction.value))
             if sampler is None:
                 assert self.task is not None
@@ -135,12 +142,13 @@ class PixelExtractor(Extractor):
             values, valid = grid.condition(self.condition), grid.valid
             for image in (~apart).nonzero()[:, 0].tolist():
                 columns = partial(grid.columns, image)
-                sampler.add(images + image, values[image].flatten(), valid[image].flatten(), columns)
-            images += len(batch)
+                sampler.add(int(digests[image]), values[image].flatten(), valid[image].flatten(), columns)
         assert sampler is not None  # a loader without batches has raised
         return sampler
 
-    def _features(self, sampler: Sampler, rows: Mapping[str, Tensor], reductions: Mapping[str, Reduction]) -> Features:
+    def _features(
+        self, sampler: Sampler, rows: Mapping[str, Tensor], population: Tensor, reductions: Mapping[str, Reduction]
+    ) -> Features:
         reduced = {name: _reduce(reductions[name], rows[f"z {name}"]) for name in self.sources}
         return Features(
             z={name: z for name, (z, _) in reduced.items()},
@@ -151,7 +159,7 @@ class PixelExtractor(Extractor):
             label=rows.get("label"),
             classes=sampler.classes,
             variance=rows.get("variance"),
-            population=Population(sampler.population(), self.condition),
+            population=Population(population, self.condition),
         )
 
 

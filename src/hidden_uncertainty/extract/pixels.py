@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any, Literal, Self, get_args
 
 from torch import Tensor
+
+from ..io import plain
 
 Resolution = Literal["output", "latent"]
 
@@ -16,15 +19,21 @@ class Pixels:
     """For `LatentDensity(..., pixels=Pixels())`: every pixel is scored, so that scores are maps (n, H, W).
 
     A layer's output (n, C, h, w) is one vector per place; maps of another size than the scores' are interpolated
-    bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is fitted to few of each image:
+    bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is fitted to a part of them. Of each
+    class (for a network that predicts numbers, of all) a uniform sample of its pixels in all images is drawn, without
+    those whose label is to be ignored. It is as large as both limits allow:
 
-    1. from every image, at most `per_class` pixels of each class are drawn (for a network that predicts numbers, that
-       many altogether), without those whose label is to be ignored;
-    2. from all that were drawn, a uniform sample of `reservoir` is kept, shuffled.
+    1. `per_class` times the images that have the class. That is a mean: a large object gives more, a small one fewer;
+    2. its even share of `reservoir`, of which classes that need less leave more to others.
 
-    p(ŷ) is that of all pixels, not of the balanced sample. Images may be exchangeable where their pixels are not, so
-    thresholds are calibrated over images: an image's score is the one that a `share` of its pixels exceeds, and with
-    `detector.threshold(0.05)` at most one new image in twenty has more pixels above than that share.
+    So every pixel of a class counts alike in p(z|ŷ), whatever the size of its object, as it does in p(ŷ), which is that
+    of all pixels. Which are drawn depends on `seed` and on an image's content, not on its place in the loader.
+
+    Images may be exchangeable where their pixels are not, so thresholds are calibrated over images: an image's score is
+    the one that a `share` of its pixels exceeds, and with `detector.threshold(0.05)` at most one new image in twenty
+    has more pixels above than that share. In calibration, an image's pixels are those whose label is not to be ignored.
+    A call knows no labels, so `u.surprising` is told for every pixel: the promise is about those of a new image that
+    would not be ignored either. Ignored regions that look unlike the rest can be surprising as a whole.
 
     A layer wider than its `max_dim` is reduced place by place, by the principal components of the pixels kept. Layers
     with their channels last, (n, h, w, C), need `reduce="tokens"`.
@@ -34,9 +43,9 @@ class Pixels:
             several layers, of the last that `combine` counts); class scores, or numbers, are interpolated to it.
         patch: k, odd: the k x k places around each one are one vector of C·k² numbers, in the order of
             `torch.nn.functional.unfold`, zeros beyond the edge as in a convolution.
-        per_class: the most pixels drawn per class and image.
+        per_class: the most pixels drawn per class, for each image that has it, on average over these images.
         reservoir: the most pixels that a density is fitted to; that many vectors are held before they are reduced, on
-            the device of the network.
+            the device of the network, and up to as many again while they are sorted out.
         ignore: labels of pixels that are neither drawn, counted nor calibrated with: a value, several, or None. Pixels
             whose label is NaN never are. Labels of another size are read at the nearest pixel.
         share: of an image's pixels that may exceed the threshold without the image counting as a false alarm.
@@ -54,6 +63,8 @@ class Pixels:
     share: float = 0.01
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         if self.resolution not in get_args(Resolution):
             raise ValueError(f"resolution must be one of {get_args(Resolution)}, not {self.resolution!r}.")
         for name in ("patch", "per_class", "reservoir"):
@@ -66,7 +77,7 @@ class Pixels:
             raise ValueError(f"share is a share of pixels, from 0 to below 1, not {self.share!r}.")
         if isinstance(self.ignore, Sequence):
             object.__setattr__(self, "ignore", tuple(self.ignore))
-        wrong = [value for value in self.ignored if not isinstance(value, int | float) or value != value]
+        wrong = [value for value in self.ignored if not isinstance(value, Real) or value != value]
         if wrong:
             raise ValueError(f"ignore takes label values, not {wrong[0]!r}; labels of NaN are ignored anyway.")
 

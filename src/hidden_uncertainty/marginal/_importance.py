@@ -1,4 +1,4 @@
-"""Importance samples of vectors: points for integrals of likelihoods that may be far narrower than the marginal."""
+"""Importance samples of vectors: points for integrals of likelihoods that may be narrow, and far from the marginal."""
 
 from __future__ import annotations
 
@@ -8,22 +8,59 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..precision import full_precision
-
 LADDER = tuple(3.0**-rung for rung in range(5))  # deviations around a prediction, in those of the marginal
+AROUND = (1.2, 1.2, 1.2, 2.4, 4.8)  # deviations around p(y|z) once it is found, in its own
 WIDE = 1.5  # deviation of the draws that all inputs share, around a normal marginal
 EDGE = math.sqrt(3)  # a uniform distribution of unit variance reaches from -√3 to √3
+INSIDE = 1 - 1e-9  # of the way to an edge
 FAR = 1e3  # deviations at which a prediction is clamped, so that nothing overflows
+POWERS = tuple(8.0**-power for power in range(5, -1, -1))
+ENOUGH = 10  # points that count, to see where p(y|z) lies
 MIN_DRAWS = 16
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class Frame(NamedTuple):
-    """Standard coordinates u of vectors y = center + L u: the marginal has unit covariance there."""
+    """Coordinates of vectors y = center + L u, where u has unit covariance under the marginal.
+
+    In a box, coordinates are x with u = √3 tanh(x/2) instead: no x lies outside, and what p(y|z) holds at an edge is as
+    smooth in x as what it holds elsewhere.
+    """
 
     center: Tensor  # (q,)
     factor: Tensor  # L, lower triangular (q, q)
     inverse: Tensor  # L⁻¹ (q, q)
+    box: bool = False
+
+    def standard(self, y: Tensor) -> Tensor:
+        """Coordinates of y (..., q), in float64; what lies outside of a box is put at its edge."""
+        u = (y.double() - self.center.double()) @ self.inverse.double().mT
+        return self.unbounded(u) if self.box else u.clamp(-FAR, FAR)
+
+    def unbounded(self, u: Tensor) -> Tensor:
+        """x of u in a box."""
+        return 2 * (u / EDGE).clamp(-INSIDE, INSIDE).atanh()
+
+    def vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y of coordinates (..., q), and the logarithm of the volume that a unit of coordinates has, (...)."""
+        u, log_volume = x, self.factor.double().diagonal().log().sum()
+        if self.box:
+            u = EDGE * (x / 2).tanh().clamp(-INSIDE, INSIDE)
+            log_volume = log_volume + (math.log(2 * EDGE) + _log_logistic(x)).sum(-1)
+        return self.center.double() + u @ self.factor.double().mT, log_volume.expand(x.shape[:-1])
+
+
+class Place(NamedTuple):
+    """Where p(y|z) of each input is thought to lie, in the frame's coordinates."""
+
+    center: Tensor  # (n, q)
+    factor: Tensor  # of the covariance, lower triangular (n, q, q)
+    scales: Tensor  # of the rungs that draws around it are on, (n, 5)
+
+    def where(self, which: Tensor, other: Place) -> Place:
+        """This place for some inputs (n,), and another for the others."""
+        pairs = zip(self, other, strict=True)
+        return Place(*(torch.where(which.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
 
 
 def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -53,54 +90,92 @@ def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor
     return shared, torch.cat(rungs)
 
 
-def spread(prediction: Tensor, frame: Frame, shared: Tensor, offset: Tensor, *, box: bool) -> tuple[Tensor, Tensor]:
-    r"""Points for each prediction, and the log volume that each stands for: (n, m, q) and (n, m).
+def around(center: Tensor) -> Place:
+    """Near coordinates (n, q); the farther out these are, the less near."""
+    unit = 1 + center.abs().amax(1, keepdim=True) / 2
+    return Place(center, torch.diag_embed(unit.expand_as(center)), center.new_tensor(LADDER).expand(len(center), -1))
+
+
+def wider(place: Place, center: Tensor) -> Place:
+    """A place of the same form around other coordinates, with draws from far wider to far narrower ones."""
+    return Place(center, place.factor, 9 * center.new_tensor(LADDER).expand(len(center), -1))
+
+
+def locate(x: Tensor, log_density: Tensor, log_volume: Tensor) -> tuple[Place, Tensor]:
+    r"""Where p(y|z) lies, its mean and covariance, and whether enough points lay there to tell, (n,).
+
+    Where too few did, :math:`p^\tau` is looked at instead, with τ = 1/8, 1/64 … as they need. A Gaussian's covariance
+    is τ times that of :math:`p^\tau`; to it comes the uncertainty of the mean.
+
+    Args:
+        x: coordinates of points, (n, m, q).
+        log_density: that of x, but for a constant, (n, m).
+        log_volume: what each point stands for, in x, (n, m).
+    """
+    fall = (log_density - log_density.amax(1, keepdim=True)).double().clamp(min=-1e30)
+    tau = fall.new_full((len(x), 1), POWERS[0])
+    weight = (POWERS[0] * fall + log_volume).softmax(1)
+    for power in POWERS[1:]:
+        other = (power * fall + log_volume).softmax(1)
+        enough = other.square().sum(1, keepdim=True) < 1 / ENOUGH
+        tau, weight = torch.where(enough, power, tau), torch.where(enough, other, weight)
+    center = torch.einsum("nm,nmq->nq", weight, x)
+    away = x - center[:, None]
+    sure = tau == 1
+    share = torch.where(sure, 1.0, tau + 1 / ENOUGH)
+    covariance = share[..., None] * torch.einsum("nm,nmp,nmq->npq", weight, away, away)
+    size = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-24)
+    covariance = covariance + 1e-4 * torch.diag_embed(size[:, None].expand_as(center))
+    scales = center.new_tensor(AROUND).expand(len(center), -1)
+    return Place(center, _cholesky(covariance), scales), sure[:, 0]
+
+
+def spread(place: Place, frame: Frame, shared: Tensor, offset: Tensor, points: int) -> tuple[Tensor, Tensor]:
+    r"""Coordinates of points for each input, and the log volume in them that each stands for: (n, m, q) and (n, m).
 
     All draws count as draws of one mixture (balance heuristic), so that no point weighs much more than its neighbours:
 
     .. math::
-        v_{ij} = \frac{1}{m\, q_i(y_{ij})}, \qquad
-        m\, q_i(y) = g\, q_\text{shared}(y) + \sum_r l_r\, \mathcal N(y \mid \hat y_i, s_r^2 \Sigma)
+        v_{ij} = \frac{1}{m\, q_i(x_{ij})}, \qquad
+        m\, q_i(x) = g\, q_\text{shared}(x) + \sum_r l_r\, \mathcal N(x \mid \mu_i, s_r^2 \Sigma_i)
 
     Args:
-        prediction: ŷ (n, q).
-        frame: the marginal's standard coordinates.
+        place: μ, Σ and the scales s.
+        frame: the marginal's coordinates.
         shared: what `draw` gave (g, q).
         offset: what `draw` gave (l, q).
-        box: as given to `draw`.
+        points: how many of these draws, at least.
 
     Example:
         >>> shared, offset = draw(1024, 2, box=True)
-        >>> frame = Frame(torch.zeros(2).double(), torch.eye(2).double(), torch.eye(2).double())
-        >>> points, log_volume = spread(torch.zeros(3, 2).double(), frame, shared, offset, box=True)
-        >>> inside = (points.abs() <= 3**0.5).all(2)
-        >>> (log_volume.exp() * inside).sum(1)  # the volume of the box is 12
-        tensor([12.0..., 12.0..., 12.0...], dtype=torch.float64)
+        >>> frame = Frame(torch.zeros(2).double(), torch.eye(2).double(), torch.eye(2).double(), box=True)
+        >>> x, log_volume = spread(around(torch.zeros(3, 2).double()), frame, shared, offset, 1024)
+        >>> y, log_unit = frame.vectors(x)
+        >>> (log_volume + log_unit).exp().sum(1)  # the volume of the box is 12
+        tensor([1..., 1..., 1...], dtype=torch.float64)
     """
-    n, numbers = prediction.shape
-    counts = _counts(len(shared) + len(offset))
-    dtype, device = shared.dtype, shared.device
-    with full_precision(device):
-        reach = FAR * frame.factor.norm(dim=1)
-        prediction = prediction.to(device, torch.promote_types(prediction.dtype, dtype))
-        prediction = prediction.clamp(frame.center - reach, frame.center + reach).to(dtype)
-        own = prediction[:, None] + offset @ frame.factor.mT  # (n, l, q)
-        common = frame.center + shared @ frame.factor.mT  # (g, q)
-        at = (prediction - frame.center) @ frame.inverse.mT  # (n, q)
-
-    place = torch.cat([shared.expand(n, -1, -1), at[:, None] + offset], dim=1)  # standard coordinates (n, m, q)
-    distance = torch.cat([shared - at[:, None], offset.expand(n, -1, -1)], dim=1).square().sum(2)  # (n, m)
-    if box:
-        inside = (place.abs() <= EDGE).all(2)
-        inside[:, : len(shared)] = True  # despite rounding
-        flat = torch.full_like(distance, -numbers * math.log(2 * EDGE))
-        log_total = flat.masked_fill(~inside, -math.inf) + math.log(counts[0])
+    center, factor, scales = place
+    (n, numbers), total = center.shape, len(shared) + len(offset)
+    every = max(1, total // points)
+    rungs = [rung[: -(-len(rung) // every)] for rung in offset.double().split(_counts(total)[1:])]
+    normal = torch.cat([rung / own for rung, own in zip(rungs, LADDER, strict=True)])  # (l, q)
+    width = torch.cat([scales[:, [i]].expand(-1, len(rung)) for i, rung in enumerate(rungs)], dim=1)  # (n, l)
+    shared = shared[: -(-len(shared) // every)].double()  # a Sobol sequence is even from its beginning, not in steps
+    shared = frame.unbounded(shared) if frame.box else shared
+    own = center[:, None] + width[..., None] * torch.einsum("npq,lq->nlp", factor, normal)
+    x = torch.cat([shared.expand(n, -1, -1), own], dim=1)  # (n, m, q)
+    white = _solve(factor, shared - center[:, None])
+    square = torch.cat([white.square().sum(2), width.square() * normal.square().sum(1)], dim=1)  # (n, m)
+    if frame.box:
+        log_total = math.log(len(shared)) + _log_logistic(x).sum(2)
     else:
-        log_total = _log_normal(place.square().sum(2), WIDE, numbers) + math.log(counts[0])
-    for scale, count in zip(LADDER, counts[1:], strict=True):
-        log_total = torch.logaddexp(log_total, _log_normal(distance, scale, numbers) + math.log(count))
-    log_scale = frame.factor.diagonal().log().sum()  # of the marginal: from standard coordinates to those of y
-    return torch.cat([common.expand(n, -1, -1), own], dim=1), log_scale - log_total
+        log_count = math.log(len(shared)) - numbers * (math.log(WIDE) + HALF_LOG_TAU)
+        log_total = log_count - 0.5 * x.square().sum(2) / WIDE**2
+    log_size = factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
+    for scale, rung in zip(scales.split(1, dim=1), rungs, strict=True):
+        log_count = math.log(len(rung)) - log_size - numbers * (scale.log() + HALF_LOG_TAU)
+        log_total = torch.logaddexp(log_total, log_count - 0.5 * square / scale.square())
+    return x, -log_total
 
 
 def _counts(points: int) -> list[int]:
@@ -114,5 +189,29 @@ def _sobol(count: int, numbers: int, seed: int) -> Tensor:
     return engine.draw(count, dtype=torch.float64) + 2.0**-31  # off the lower edge, by half of the 30 bits' last
 
 
-def _log_normal(square: Tensor, scale: float, numbers: int) -> Tensor:
-    return -0.5 * square / scale**2 - numbers * (math.log(scale) + HALF_LOG_TAU)
+def _log_logistic(x: Tensor) -> Tensor:
+    """The density of x in a box, where u is uniform."""
+    return -x.abs() - 2 * (-x.abs()).exp().log1p()
+
+
+def _cholesky(covariance: Tensor) -> Tensor:
+    """The lower factor of (n, q, q), column by column: q is small, and graphs that are exported have no Cholesky."""
+    columns: list[Tensor] = []
+    for j in range(covariance.shape[1]):
+        column = covariance[:, :, j]
+        for before in columns:
+            column = column - before * before[:, j : j + 1]
+        pivot = column[:, j : j + 1].clamp(min=torch.finfo(column.dtype).tiny).sqrt()
+        columns.append(torch.cat([torch.zeros_like(column[:, :j]), pivot, column[:, j + 1 :] / pivot], dim=1))
+    return torch.stack(columns, dim=2)
+
+
+def _solve(factor: Tensor, x: Tensor) -> Tensor:
+    """L⁻¹ x for lower factors (n, q, q) and x (n, m, q)."""
+    solved: list[Tensor] = []
+    for j in range(factor.shape[1]):
+        rest = x[..., j]
+        for i, before in enumerate(solved):
+            rest = rest - factor[:, j, i, None] * before
+        solved.append(rest / factor[:, j, j, None])
+    return torch.stack(solved, dim=2)

@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+
+
+class LogProb(Protocol):
+    """log p(z|y) of n inputs, or of some rows of them, at points (m, q) or (n, m, q)."""
+
+    def __call__(self, support: Tensor, rows: Tensor | None = None) -> Tensor:
+        """One column per support point, (n, m)."""
+
 
 MarginalName = Literal["uniform", "gaussian", "beta-prime", "histogram"]
 
@@ -18,8 +26,7 @@ class Support(NamedTuple):
 
     .. math:: \int f(y)\, p(y)\, dy \approx \sum_j f(y_j)\, w_j, \qquad w_j = p(y_j)\, v_j
 
-    Points are (m,) integers for classes, (m,) for numbers, and (m, q) for vectors, or (n, m, q) where inputs have
-    separate ones.
+    Points are (m,) integers for classes; of numbers they are (m, q), or (n, m, q) where inputs have separate ones.
     """
 
     points: Tensor
@@ -38,9 +45,20 @@ class Marginal(nn.Module, ABC):
     def fit(self, y: Tensor) -> Self:
         """Fit to the values y, one per sample."""
 
+    @property
     @abstractmethod
-    def at(self, prediction: Tensor) -> Support:
-        """The support for these predictions."""
+    def size(self) -> int:
+        """How many points a support has."""
+
+    @abstractmethod
+    def at(self, prediction: Tensor, log_prob: LogProb | None = None) -> Support:
+        """The support for these predictions.
+
+        Args:
+            prediction: of n inputs, (n,) or (n, q).
+            log_prob: log p(z|y) of the inputs, as `Density.given` gives it. With it, a support of numbers lies where
+                the p(y|z) of each input does; without it, where p(y) and the predictions do.
+        """
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -96,8 +114,8 @@ def check_values(y: Tensor) -> None:
         )
     limits = torch.finfo(torch.promote_types(y.dtype, torch.float32))
     largest, spread = float(y.abs().max()), float((y.amax(0).double() - y.amin(0).double()).min())
-    if largest > limits.max**0.45 or spread < limits.tiny**0.5:
+    if largest > limits.max**0.45 or spread < 1e6 * limits.tiny:
         raise ValueError(
-            f"predictions reach {largest:.4g} and differ by {spread:.4g}, whose squares {limits.dtype} cannot hold: "
-            "rescale them."
+            f"predictions reach {largest:.4g} and differ by {spread:.4g}, which {limits.dtype} cannot hold with their "
+            "squares and inverses: rescale them."
         )

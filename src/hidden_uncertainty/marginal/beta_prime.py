@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..io import expect
 from .continuous import Continuous
 
+FARTHEST = 500.0  # logarithm of a number that is still one
 NARROWEST = 1e10  # α + β; beyond, the logarithms of gamma functions have no digits left for p(y)
 
 
@@ -19,12 +21,13 @@ class BetaPrime(Continuous):
 
     .. math:: p(y) = \frac{y^{\alpha - 1} (1 + y)^{-\alpha - \beta}}{B(\alpha, \beta)}, \quad y > 0
 
-    Its location is zero and its scale one, and its tail falls as y to the power of -1 - β.
+    with y in units of `scale`. Its location is zero, and its tail falls as y to the power of -1 - β.
 
     Args:
+        scale: the unit of y, one as in the paper; None takes the geometric mean of the values.
         points: how many points integrals are summed at; see `Continuous`.
-        low: where the support begins.
-        high: where it ends.
+        low: where integrals begin.
+        high: where they end.
 
     Example:
         >>> import numpy as np
@@ -35,9 +38,30 @@ class BetaPrime(Continuous):
     """
 
     name = "beta-prime"
-    fitted: ClassVar[tuple[str, ...]] = ("shape",)
+    options: ClassVar[tuple[str, ...]] = ("scale", *Continuous.options)
+    fitted: ClassVar[tuple[str, ...]] = ("shape", "unit")
 
     shape: Tensor  # α and β
+    unit: Tensor | None  # (); None in files of version 0.1.0, where it is one
+
+    def __init__(
+        self,
+        scale: float | None = 1.0,
+        *,
+        points: int | None = None,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        super().__init__(points=points, low=low, high=high)
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"scale must be above zero, or None, not {scale!r}.")
+        self.scale = None if scale is None else float(scale)
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        super().check()
+        expect(self.shape is None or self.shape > 0, "α or β is not positive")
+        expect(self.unit is None or self.unit > 0, "the scale is not positive")
 
     def _refuses(self, y: Tensor) -> str | None:
         bad = int((y <= 0).reshape(len(y), -1).any(1).sum())
@@ -46,29 +70,56 @@ class BetaPrime(Continuous):
                 f"{bad} of {len(y)} predictions are not positive, and BetaPrime is for positive numbers: use Gaussian "
                 "or Histogram."
             )
-        if y.dim() == 1 and _concentration(y.double().numpy()) > NARROWEST:
+        if y.dim() == 1 and _concentration((y.double() / self._unit_of(y.double())).numpy()) > NARROWEST:
             return (
-                f"predictions around {float(y.median()):.4g} are too far from one, or too close to each other, for "
-                "BetaPrime, whose scale is one: rescale them, or use Gaussian or Histogram."
+                f"predictions around {float(y.median()):.4g} are too far from scale={self.scale}, or too close to each "
+                "other, for BetaPrime: give scale=None, or use Gaussian or Histogram."
             )
         return super()._refuses(y)
 
+    def _unit_of(self, y: Tensor) -> Tensor:
+        return y.log().mean().exp() if self.scale is None else y.new_tensor(self.scale)
+
     def _estimate(self, y: Tensor) -> None:
-        self.shape = torch.from_numpy(_fit(y.numpy()))
+        self.unit = self._unit_of(y)
+        self.shape = torch.from_numpy(_fit((y / self.unit).numpy()))
+
+    def _in_units(self, y: Tensor) -> Tensor:
+        return y if self.unit is None else y / self.unit
 
     def _log_prob(self, y: Tensor) -> Tensor:
         alpha, beta = self.shape.to(torch.promote_types(y.dtype, self.shape.dtype))
+        log_unit = 0.0 if self.unit is None else self.unit.to(alpha.dtype).log()
+        y = self._in_units(y)
         log_beta = alpha.lgamma() + beta.lgamma() - (alpha + beta).lgamma()
         at = y.clamp(min=0)
         # xlogy is zero at α = 1 and y = 0, where (α - 1) log y is not a number.
-        log_prob = torch.xlogy(alpha - 1, at) - (alpha + beta) * at.log1p() - log_beta
+        log_prob = torch.xlogy(alpha - 1, at) - (alpha + beta) * at.log1p() - log_beta - log_unit
         return log_prob.masked_fill(y < 0, -math.inf)
+
+    @property
+    def _ended(self) -> bool:
+        return True  # at zero
+
+    def _core(self) -> Tensor:
+        shape = self.shape.double()
+        mean = shape.digamma() @ shape.new_tensor([1.0, -1.0])
+        return mean + torch.polygamma(1, shape).sum().sqrt() * shape.new_tensor([-5.0, 5.0])
+
+    def _coordinate(self, y: Tensor) -> Tensor:
+        return self._in_units(y.double()).log().nan_to_num(nan=-FARTHEST).clamp(-FARTHEST, FARTHEST)
+
+    def _value(self, x: Tensor) -> Tensor:
+        return x.exp() if self.unit is None else x.exp() * self.unit
+
+    def _log_slope(self, x: Tensor) -> Tensor:
+        return x if self.unit is None else x + self.unit.log()
 
     def _cdf(self, y: Tensor) -> Tensor:
         from scipy import special  # here and below, so that `import hidden_uncertainty` does not load it
 
         alpha, beta = self.shape.tolist()
-        at = y.cpu().clamp(min=0).numpy()
+        at = self._in_units(y).cpu().clamp(min=0).numpy()
         # Above one the complement keeps the digits.
         cdf = np.where(at < 1, special.betainc(alpha, beta, at / (1 + at)), special.betaincc(beta, alpha, 1 / (1 + at)))
         return torch.as_tensor(cdf, device=y.device)
@@ -80,7 +131,8 @@ class BetaPrime(Continuous):
         at = p.cpu().numpy()
         x, rest = special.betaincinv(alpha, beta, at), special.betainccinv(beta, alpha, at)  # rest is 1 - x
         with np.errstate(divide="ignore"):
-            return torch.as_tensor(np.where(x < 0.5, x / (1 - x), (1 - rest) / rest), device=p.device)
+            found = np.where(x < 0.5, x / (1 - x), (1 - rest) / rest)
+        return torch.as_tensor(found, device=p.device) * (1 if self.unit is None else self.unit)
 
 
 def _concentration(y: np.ndarray) -> float:

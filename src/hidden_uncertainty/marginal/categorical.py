@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from .base import Marginal, Support
+from ..io import expect
+from .base import LogProb, Marginal, Support
 
 
 class Categorical(Marginal):
@@ -25,6 +26,8 @@ class Categorical(Marginal):
         >>> marginal.log_prob.exp()
         tensor([0.2500, 0.0000, 0.7500, 0.0000])
     """
+
+    infinite = ("log_prob",)
 
     log_prob: Tensor  # (C,)
     support: Tensor  # (m,)
@@ -68,9 +71,22 @@ class Categorical(Marginal):
         self.log_weight = self.log_prob[self.support]
         return self
 
-    def at(self, prediction: Tensor) -> Support:
+    @property
+    def size(self) -> int:
+        """How many classes occurred."""
+        return len(self.support)
+
+    def at(self, prediction: Tensor, log_prob: LogProb | None = None) -> Support:
         """The classes that occurred, with their frequencies, whatever is predicted."""
         return Support(self.support, self.log_weight)
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        occurring = self.log_prob.isfinite().nonzero()[:, 0]
+        same = len(occurring) == len(self.support) and bool((occurring == self.support).all())
+        expect(same, "the support is not the classes that occurred")
+        expect(self.log_weight == self.log_prob[occurring], "the weights are not those of the classes")
+        expect(abs(float(self.log_prob.exp().sum()) - 1) < 1e-3, "the frequencies of classes do not sum to one")
 
     def config(self) -> dict[str, Any]:
         """Arguments of `from_config`: how many classes there are, and how many of them occurred."""
@@ -90,6 +106,6 @@ class Categorical(Marginal):
         return marginal
 
     def _allocate(self, *, classes: int, occurring: int) -> None:
-        self.register_buffer("log_prob", torch.zeros(classes, device="cpu"))
+        self.register_buffer("log_prob", torch.zeros(classes, dtype=torch.float32, device="cpu"))
         self.register_buffer("support", torch.zeros(occurring, dtype=torch.long, device="cpu"))
-        self.register_buffer("log_weight", torch.zeros(occurring, device="cpu"))
+        self.register_buffer("log_weight", torch.zeros(occurring, dtype=torch.float32, device="cpu"))

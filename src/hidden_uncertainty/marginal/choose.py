@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ def by_name(name: str, *, points: int | None = None, low: float | None = None, h
     Args:
         name: `"uniform"`, `"gaussian"`, `"beta-prime"` or `"histogram"`.
         points: how many points integrals are summed at; see `Continuous`.
-        low: where the support begins.
-        high: where it ends.
+        low: where integrals begin.
+        high: where they end.
 
     Example:
         >>> by_name("uniform", low=-10, high=10, points=1000)
@@ -44,36 +44,43 @@ def choose(
 ) -> Continuous:
     """Fit the distribution under which a holdout of a fifth of the values is likeliest.
 
-    Each distribution that can hold y is fitted to four fifths of it, and the best is fitted again to all. The smallest
-    and the largest value are never in the holdout: they would rule out every bounded distribution that is fitted
-    without them. The mean log-likelihoods of the holdout stay in `compared`.
+    Only distributions with tails come into question, because inputs that nothing was fitted to have predictions beyond
+    all values. Each that can hold y is fitted to four fifths of it, and the best is fitted again to all. The mean
+    log-likelihoods of the holdout stay in `compared`. The order of the values changes nothing. Vectors have one such
+    distribution, the Gaussian.
 
     Args:
         y: values, (n,) numbers or (n, q) vectors.
         seed: decides the split.
         points: how many points integrals are summed at; see `Continuous`.
-        low: where the support begins; a uniform distribution begins there too.
-        high: where it ends.
+        low: where integrals begin.
+        high: where they end.
 
     Example:
         >>> marginal = choose(torch.randn(1000, generator=torch.Generator().manual_seed(0)))
         >>> marginal
         Gaussian()
         >>> sorted(marginal.compared)
-        ['gaussian', 'histogram', 'uniform']
+        ['gaussian', 'histogram']
     """
     check_values(y)
     needed = FEWEST * y[0].numel()
     if len(y) < needed:
         raise ValueError(f"choosing needs at least {needed} predictions, not {len(y)}: name a distribution instead.")
-    candidates = [by_name(name, points=points, low=low, high=high) for name in NAMES]
+    options: dict[str, Any] = {"points": points, "low": low, "high": high}
+    candidates = [Gaussian(**options), BetaPrime(None, **options), Histogram(**options)]
     values = y.detach().to("cpu", torch.promote_types(y.dtype, torch.float32))
     reasons = [candidate._refuses(values) for candidate in candidates]
     possible = [candidate for candidate, reason in zip(candidates, reasons, strict=True) if reason is None]
     if not possible:
         raise ValueError(" ".join(dict.fromkeys(reason for reason in reasons if reason is not None)))
+    if y.dim() == 2:
+        return possible[0].fit(y)
+    ordered = values.double().sort().values
+    drawn = torch.randperm(len(y) - 2, generator=torch.Generator().manual_seed(seed), device="cpu")
+    holdout, fitted = ordered[1:-1][drawn].tensor_split([-(-len(drawn) // 5)])
+    fitted = torch.cat([ordered[:1], fitted, ordered[-1:]])  # of which not all are the same
     compared = {}
-    fitted, holdout = _split(values.double(), seed)
     for candidate in possible:
         candidate._estimate(fitted)
         compared[candidate.name] = float(candidate._log_prob(holdout).mean())
@@ -81,11 +88,3 @@ def choose(
     best.fit(y)
     best.compared = compared
     return best
-
-
-def _split(y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed), device="cpu")
-    extreme = torch.cat([y.argmin(0).flatten(), y.argmax(0).flatten()])
-    order = order[~torch.isin(order, extreme)]
-    count = math.ceil(len(order) / 5)
-    return torch.cat([y[order[count:]], y[extreme.unique()]]), y[order[:count]]

@@ -2,91 +2,108 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..notes import warn
-from ._importance import MIN_DRAWS, Frame, draw, spread
-from .base import Marginal, Support, check_options, check_values
+from ..io import expect, plain
+from ..notes import note, warn
+from ._importance import MIN_DRAWS, Frame, Place, around, draw, locate, spread, wider
+from .base import LogProb, Marginal, Support, check_options, check_values
 
-POINTS = 512  # of one number, by default
-DRAWS = 1024  # of vectors, by default
+POINTS, DRAWS = 257, 1024  # of one number and of vectors, by default
+LOOK, ZOOMS = 33, 5  # points of one number, to see more closely where p(y|z) lies, and how often at most
+DRAWS_TO_LOOK, DRAWS_TO_SEARCH, LOOKS = 128, 512, 15  # of vectors, at first and for those that are not found then
+# The first points of one number: in equal steps where p(y) lies, from -1 to 1, and in growing ones beyond.
+CORE, BEYOND, GROWTH = 96, 45, 1.2
+_BEYOND = [1 + 2 / CORE * step for step in accumulate(GROWTH**power for power in range(1, BEYOND + 1))]
+STEPS = [*(-step for step in reversed(_BEYOND)), *(2 * step / CORE - 1 for step in range(CORE + 1)), *_BEYOND]
+REACH = 20.0  # nats below its peak down to which p(y|z) is summed
 LOST = 1e-3  # share of p(y) that a support may leave out without a warning
-COARSE = 0.25  # share of p(y) that one point may stand for without a warning
-SUPPORT = ("support", "log_weight", "log_volume", "shared", "offset")
+END = (3 / 8, 7 / 6, 23 / 24)  # Gregory's weights: as exact where the integrand ends abruptly as where it fades
+STORED = ("shared", "offset")
 
 
 class Continuous(Marginal):
     r"""A density p(y) of numbers (n,), or of vectors (n, q), with the support that integrals over it are summed at.
 
-    Numbers have one support for all inputs: the trapezoid rule on points in equal steps from `low` to `high`.
+    Every input has a support of its own, which lies where its p(y|z) does. For numbers the first points are the same
+    for all and reach thousands of deviations past the values fitted; `closer` then takes equal steps between the ends
+    of what is left of p(y|z).
 
-    .. math:: \int f(y)\, p(y)\, dy \approx \sum_j f(y_j)\, p(y_j)\, v_j, \qquad v_j = h, \text{ at both ends } h / 2
+    .. math:: \int f(y)\, p(y)\, dy \approx \sum_j f(y_j)\, p(y_j)\, v_j
 
-    Where p changes so much within a step that p(y_j) v_j is not the mass there (a jump, a pole), it is replaced by that
-    mass. For vectors the support is importance samples, drawn for every input: see `spread` in `_importance`.
+    For vectors the points are importance samples, around the prediction first and then around p(y|z): see `spread` in
+    `_importance`.
 
     Everything is fitted in float64; buffers are float64 if the values are, float32 otherwise.
 
     Args:
-        points: how many; None takes 512 for numbers, which `refine` can add to, and 1024 for vectors.
-        low: where the support begins; None takes the quantile 1e-4, or the smallest value fitted if that is lower.
-        high: where it ends; None takes the quantile 1 - 1e-4, or the largest value fitted.
+        points: how many; None takes 257 for numbers and 1024 for vectors.
+        low: where integrals over one number begin; None takes in all of p(y).
+        high: where they end.
     """
 
     name: ClassVar[str]
     vectors: ClassVar[bool] = False  # whether it can be fitted to vectors
     box: ClassVar[bool] = False  # whether the distribution of vectors is uniform instead of normal
-    tail: ClassVar[float] = 1e-4  # share of p(y) left out at each end of the support
     options: ClassVar[tuple[str, ...]] = ("points", "low", "high")
     fitted: ClassVar[tuple[str, ...]]  # names of what `_estimate` sets
 
-    support: Tensor  # numbers: (m,)
-    log_weight: Tensor  # numbers: (m,)
-    log_volume: Tensor  # numbers: (m,)
     shared: Tensor  # vectors: draws that all inputs share, in standard coordinates (g, q)
     offset: Tensor  # vectors: draws around each prediction, in standard coordinates (l, q)
 
     def __init__(self, *, points: int | None = None, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
+        points = plain(points)
         check_options(points, low, high)
         self.points = points
         self.low = None if low is None else float(low)
         self.high = None if high is None else float(high)
         self.compared: dict[str, float] = {}  # likelihoods of the holdout, where `choose` chose this one
-        for name in (*self.fitted, *SUPPORT):
+        for name in (*self.fitted, *STORED):
             self.register_buffer(name, None)
 
     @property
-    def fixed(self) -> bool:
-        """Whether the points stay as they are: they were asked for, or are draws of vectors."""
-        return self.points is not None or self.shared is not None
+    def size(self) -> int:
+        """How many points there are per input."""
+        return self.points or (POINTS if self.shared is None else len(self.shared) + len(self.offset))
+
+    @property
+    def tails(self) -> bool:
+        """Whether p(y) is above zero however far y is."""
+        return True
 
     def fit(self, y: Tensor) -> Self:
-        """Fit to values y, (n,) numbers or (n, q) vectors, and lay out the support."""
+        """Fit to values y, (n,) numbers or (n, q) vectors."""
         check_values(y)
         dtype = torch.promote_types(y.dtype, torch.float32)
         values = y.detach().to("cpu", dtype)
         reason = self._refuses(values)
         if reason is not None:
             raise ValueError(reason)
-        for name in SUPPORT:
+        for name in STORED:
             setattr(self, name, None)
         self._estimate(values.double())
-        self.to("cpu", dtype)
-        if values.dim() == 1:
-            self._lay_out(*self._range(values), self.points or POINTS)
-        else:
+        for name in self.fitted:  # laid out as what is loaded, so that products of both have the same bits
+            setattr(self, name, getattr(self, name).to("cpu", dtype).contiguous())
+        if values.dim() == 2:
             draws = draw(self.points or DRAWS, values.shape[1], box=self.box)
             self.shared, self.offset = (part.to(dtype) for part in draws)
-        self.to(y.device)
-        if values.dim() == 1:
+        else:
             self._warn(values)
-        return self
+        if not self.tails:
+            note(
+                f"{type(self).__name__} gives predictions beyond those fitted no probability: unfamiliar inputs whose "
+                "predictions lie there are scored by the nearest that has some. Gaussian and Histogram have tails."
+            )
+        return self.to(y.device)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y) in nats for y (n,) or (n, q): (n,)."""
@@ -109,25 +126,81 @@ class Continuous(Marginal):
             raise ValueError(f"p must lie between 0 and 1, but reaches from {float(p.min())} to {float(p.max())}.")
         return self._quantile(p.double()).to(self._first.dtype)
 
-    def at(self, prediction: Tensor) -> Support:
-        """The support for these predictions: points (m,) for numbers, the same for all; (n, m, q) for vectors."""
+    def at(self, prediction: Tensor, log_prob: LogProb | None = None) -> Support:
+        """The support for these predictions, where the inputs' own p(y|z) lie if log p(z|y) is given.
+
+        Points of numbers are (m, 1) at first, the same for all, then (n, m, 1); those of vectors are (n, m, q).
+        """
         self._check_fitted()
         if self.shared is None:
-            return Support(self.support, self.log_weight, self.log_volume)
+            x = self._look()
+            if log_prob is not None:
+                x = self._zoom(x, log_prob)
+            return self._lay_out(x)
         numbers = self.shared.shape[1]
         if prediction.dim() != 2 or prediction.shape[1] != numbers:
             raise ValueError(f"expected predictions (n, {numbers}), as fitted, not {tuple(prediction.shape)}.")
-        points, log_volume = spread(prediction.detach(), self._frame(), self.shared, self.offset, box=self.box)
-        log_prob = self._log_prob(points.flatten(0, 1)).view(log_volume.shape)
-        return Support(points, log_prob + log_volume, log_volume)
+        frame = self._frame()
+        place = around(frame.standard(prediction.detach()))
+        if log_prob is not None:
+            place = self._search(place, log_prob)
+        x, log_volume = spread(place, frame, self.shared, self.offset, self.size)
+        points, log_unit = frame.vectors(x)
+        log_volume = log_volume + log_unit
+        return Support(points, self._log_prob(points) + log_volume, log_volume)
 
-    def refine(self) -> None:
-        """Halve the steps: m points become 2m - 1, the old ones among them."""
-        self._check_fitted()
-        if self.fixed:
-            why = "these are draws of vectors" if self.points is None else f"points={self.points} was asked for"
-            raise RuntimeError(f"{why}, so the points stay as they are: fit again with more points.")
-        self._lay_out(float(self.support[0]), float(self.support[-1]), 2 * len(self.support) - 1)
+    def _search(self, place: Place, log_prob: LogProb) -> Place:
+        """Where the p(y|z) of vectors lie, beginning at a place. No input depends on others in its batch."""
+        frame, some, best = self._frame(), place, place.center
+        rows = torch.arange(len(best), device=best.device)
+        highest, before = best.new_full((len(best), 1), -math.inf), torch.zeros_like(rows, dtype=torch.bool)
+        for look in range(LOOKS):
+            x, log_volume = spread(some, frame, self.shared, self.offset, DRAWS_TO_SEARCH if look else DRAWS_TO_LOOK)
+            points, log_unit = frame.vectors(x)
+            density = log_prob(points, rows) + self._log_prob(points) + log_unit  # of x
+            some, sure = locate(x, density, log_volume)
+            top, index = density.max(1, keepdim=True)
+            here = x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))[:, 0]
+            best, highest = torch.where(top > highest, here, best), torch.maximum(highest, top)
+            # What is no Gaussian may lead astray: the search goes on from the best point.
+            some = some.where(sure, around(best) if look % 2 else wider(some, best))
+            place = Place(*(all_.index_put((rows,), part) for all_, part in zip(place, some, strict=True)))
+            if not torch.compiler.is_compiling():
+                left = ~sure if look == 0 else ~(sure & before)  # what was searched for is looked at once more
+                if not bool(left.any()):
+                    break
+                rows, best, highest, before = rows[left], best[left], highest[left], sure[left]
+                some = Place(*(part[left] for part in some))
+        return place
+
+    def _look(self) -> Tensor:
+        """Coordinates of one number for all inputs, (m,): beyond where p(y) lies their steps grow."""
+        low, high = self._core()
+        steps = torch.tensor(STEPS if self.tails else STEPS[BEYOND:-BEYOND], dtype=low.dtype, device=low.device)
+        x = (low + high) / 2 + (high - low) / 2 * steps
+        return x.clamp(*self._coordinate(self._ends())) if self._ended else x
+
+    def _zoom(self, x: Tensor, log_prob: LogProb) -> Tensor:
+        """Coordinates in equal steps over what is left of each p(y|z), (n, m), found from those of a look (m,)."""
+        low, high, found = x[:1, None], x[-1:, None], torch.zeros(1, 1, dtype=torch.bool, device=x.device)
+        for _ in range(ZOOMS):
+            given = log_prob(self._value(x)[..., None])
+            density = given + self._mean_log_prob(self._value(x)) + self._log_slope(x)
+            top = density.amax(1, keepdim=True)
+            reach = REACH + 8 * torch.finfo(given.dtype).eps * top.abs()  # what rounding tells apart is not apart
+            kept = ~(density < top - reach)  # all, of what is not a number
+            near = kept.clone()
+            near[:, 1:] |= kept[:, :-1]
+            near[:, :-1] |= kept[:, 1:]
+            first = x.masked_fill(~near, math.inf).amin(1, keepdim=True)
+            last = x.masked_fill(~near, -math.inf).amax(1, keepdim=True)
+            sure = kept.sum(1, keepdim=True) > 2  # its peak lies between points, not beside one
+            # What is found stays, so that no input depends on others in its batch.
+            low, high, found = torch.where(found, low, first), torch.where(found, high, last), found | sure
+            if not torch.compiler.is_compiling() and bool(found.all()):
+                break
+            x = _between(low, high, LOOK)
+        return _between(low, high, self.size)
 
     def config(self) -> dict[str, Any]:
         """The arguments, and the shapes of what was fitted."""
@@ -140,13 +213,18 @@ class Continuous(Marginal):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The marginal that `config` describes, with zeros where the fitted tensors go."""
-        marginal = cls(**{name: config[name] for name in cls.options})
+        marginal = cls(**{name: config[name] for name in cls.options if name in config})
         if config["fitted"] is not None:
             shapes, dtype = config["fitted"]["shapes"], getattr(torch, config["fitted"]["dtype"])
-            for name in (*cls.fitted, *SUPPORT):
+            for name in (*cls.fitted, *STORED):
                 if name in shapes:
                     setattr(marginal, name, torch.zeros(shapes[name], dtype=dtype, device="cpu"))
         return marginal
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        same = self.shared is None or self.shared.shape[1] == self.offset.shape[1]
+        expect(same, "draws of vectors are of different dimensions")
 
     def extra_repr(self) -> str:
         """The arguments that were given."""
@@ -166,6 +244,26 @@ class Continuous(Marginal):
 
     @abstractmethod
     def _quantile(self, p: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _core(self) -> Tensor:
+        """Between which coordinates of one number nearly all of p(y) lies, (2,) in float64."""
+
+    def _coordinate(self, y: Tensor) -> Tensor:
+        """A coordinate of one number in which p(y) is smooth, and no longer-tailed than an exponential."""
+        return y
+
+    def _value(self, x: Tensor) -> Tensor:
+        """The number y with the coordinate x."""
+        return x
+
+    def _log_slope(self, x: Tensor) -> Tensor | float:
+        """log |dy/dx|."""
+        return 0.0
+
+    def _mean_log_prob(self, y: Tensor) -> Tensor:
+        """log p(y) at ascending points (..., m), or, where p(y) jumps, of its mean half way to the next points."""
+        return self._log_prob(y)
 
     def _refuses(self, y: Tensor) -> str | None:
         """Why this distribution cannot hold y, or None."""
@@ -188,44 +286,43 @@ class Continuous(Marginal):
     def _first(self) -> Tensor:
         return getattr(self, self.fitted[0])
 
-    def _range(self, y: Tensor) -> tuple[float, float]:
-        tails = torch.tensor([self.tail, 1 - self.tail], dtype=torch.float64, device="cpu")
-        ends = self._quantile(tails).to(y.dtype).nan_to_num()
-        low = min(float(y.min()), float(ends[0])) if self.low is None else self.low
-        high = max(float(y.max()), float(ends[1])) if self.high is None else self.high
-        low, high = torch.tensor([low, high], dtype=y.dtype, device="cpu").tolist()
-        return low, high
+    @property
+    def _ended(self) -> bool:
+        return not self.tails or self.low is not None or self.high is not None
 
-    def _lay_out(self, low: float, high: float, points: int) -> None:
-        device, dtype = self._first.device, self._first.dtype
-        support = torch.linspace(low, high, points, dtype=torch.float64, device=device)
-        volume = torch.full_like(support, (high - low) / (points - 1))
-        volume[[0, -1]] /= 2
-        edges = torch.cat([support[:1], (support[1:] + support[:-1]) / 2, support[-1:]])
-        mass = self._cdf(edges).diff()
-        weight = self._log_prob(support).exp() * volume
-        # Differences of a cdf near one have an absolute error: masses below 1e-9 are taken from the density.
-        unlike = (weight - mass).abs() > 0.02 * mass + 1e-9
-        self.support, self.log_volume = support.to(dtype), volume.log().to(dtype)
-        self.log_weight = torch.where(unlike, mass.log(), self._log_prob(support) + volume.log()).to(dtype)
+    def _ends(self) -> Tensor:
+        """Between which numbers integrals are taken, (2,) in float64."""
+        low = -math.inf if self.low is None else self.low
+        return self._first.new_tensor([low, math.inf if self.high is None else self.high], dtype=torch.float64)
+
+    def _lay_out(self, x: Tensor) -> Support:
+        """The support of one number at ascending coordinates (m,), or (n, m) in equal steps."""
+        y, points = self._value(x), x.shape[-1]
+        if x.dim() == 1:
+            gap = pad(x.diff() / 2, (1, 1))
+            volume = (gap[1:] + gap[:-1]).clamp(min=torch.finfo(x.dtype).tiny)
+        else:
+            ends = END if points > 2 * len(END) else (1 / 2,)
+            weights = [*ends, *[1.0] * (points - 2 * len(ends)), *reversed(ends)]
+            volume = (x[:, -1:] - x[:, :1]) / (points - 1) * x.new_tensor(weights)
+        log_volume = volume.log() + self._log_slope(x)
+        return Support(y[..., None], self._mean_log_prob(y) + log_volume, log_volume)
 
     def _warn(self, y: Tensor) -> None:
-        low, high = float(self.support[0]), float(self.support[-1])
-        inside = float(self._cdf(self.support[[0, -1]].double()).diff())
+        """Warn where integrals leave out a part of p(y)."""
+        low, high = self._ends().tolist()
         outside = int(((y < low) | (y > high)).sum())
-        if 1 - inside > LOST or outside:
+        lost = 0.0 if self.low is None else self._mass_below(low)
+        lost += 0.0 if self.high is None else 1 - self._mass_below(high)
+        if lost > LOST or outside:
             values = f" and {outside} of {len(y)} predictions" if outside else ""
             warn(
-                f"the support from {low:.4g} to {high:.4g} leaves out {100 * (1 - inside):.1f} % of p(ŷ){values}: "
-                "give a wider low and high, or neither."
+                f"the support from {low:.4g} to {high:.4g} leaves out {100 * lost:.1f} % of p(ŷ){values}: give a wider "
+                "low and high, or neither."
             )
-        largest = float(self.log_weight.max().exp())
-        if self.points is None and largest > COARSE:
-            warn(
-                f"one of {len(self.support)} points in equal steps from {low:.4g} to {high:.4g} stands for "
-                f"{100 * largest:.0f} % of p(ŷ): give low and high around the predictions that matter, or let the "
-                "network predict their logarithm."
-            )
+
+    def _mass_below(self, y: float) -> float:
+        return float(self._cdf(torch.tensor([y], dtype=torch.float64, device="cpu")))
 
     def _evaluate(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
         """A function of y in float64, NaN where y is NaN."""
@@ -238,3 +335,9 @@ class Continuous(Marginal):
             raise RuntimeError(f"this {type(self).__name__} is not fitted: call fit(y) first.")
         if numbers and self.shared is not None:
             raise RuntimeError(f"this {type(self).__name__} was fitted to vectors, which have no order: use log_prob.")
+
+
+def _between(low: Tensor, high: Tensor, points: int) -> Tensor:
+    """Numbers in equal steps between ends (n, 1): (n, m)."""
+    share = torch.arange(points, dtype=low.dtype, device=low.device) / (points - 1)
+    return low + (high - low) * share

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..io import expect
 from ._importance import EDGE, Frame
 from .continuous import Continuous
 
@@ -30,21 +31,22 @@ class Uniform(Continuous):
         >>> marginal = Uniform(-10, 10, points=1000).fit(torch.linspace(-4, 4, 50))
         >>> marginal.log_prob(torch.tensor([0.0, 11.0])).exp()
         tensor([0.0500, 0.0000])
-        >>> points, log_weight, log_volume = marginal.at(torch.zeros(1))
-        >>> points.shape, log_weight.exp().sum()
-        (torch.Size([1000]), tensor(1.0000))
     """
 
     name = "uniform"
     vectors = True
     box = True
-    tail = 0.0
     fitted: ClassVar[tuple[str, ...]] = ("bounds",)
 
     bounds: Tensor  # (2,) or (2, q)
 
     def __init__(self, low: float | None = None, high: float | None = None, *, points: int | None = None) -> None:
         super().__init__(points=points, low=low, high=high)
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        super().check()
+        expect(self.bounds is None or self.bounds.diff(dim=0) > 0, "bounds do not ascend")
 
     def _refuses(self, y: Tensor) -> str | None:
         low, high = float(y.min()), float(y.max())
@@ -70,7 +72,7 @@ class Uniform(Continuous):
         outside = (y < low) | (y > high)
         log_prob = -(high - low).log().expand(y.shape)
         if self.bounds.dim() == 2:
-            log_prob, outside = log_prob.sum(1), outside.any(1)
+            log_prob, outside = log_prob.sum(-1), outside.any(-1)
         return log_prob.masked_fill(outside, -math.inf)
 
     def _cdf(self, y: Tensor) -> Tensor:
@@ -81,7 +83,17 @@ class Uniform(Continuous):
         low, high = self.bounds
         return low + p * (high - low)
 
+    @property
+    def tails(self) -> bool:
+        """None: outside the bounds p(y) is zero."""
+        return False
+
+    def _core(self) -> Tensor:
+        return self.bounds.double()
+
+    _ends = _core
+
     def _frame(self) -> Frame:
-        low, high = self.bounds
+        low, high = self.bounds.double()
         deviation = (high - low) / (2 * EDGE)
-        return Frame((low + high) / 2, deviation.diag(), (1 / deviation).diag())
+        return Frame((low + high) / 2, deviation.diag(), (1 / deviation).diag(), box=True)

@@ -2,7 +2,8 @@
 
 Scores are higher when more uncertain. Inputs of any shape are flattened, so maps of pixels need no preparation, and
 are compared in float64 on the device of the first argument. Scores of +inf and -inf are legal and ordered; NaN and
-empty input raise a ValueError. `PixelDetection` and `Confusion` count in a stream what does not fit into memory.
+empty input raise a ValueError. Arguments that could be swapped unnoticed are taken by name. `PixelDetection` and
+`Confusion` count in a stream what does not fit into memory.
 """
 
 from ._values import Values, as_scores

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +13,43 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 Values: TypeAlias = Tensor | ArrayLike  # whatever torch.as_tensor takes
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Say what to write when keyword-only arguments come without their names.
+
+    Arguments are keyword-only wherever swapping two of them would silently give another number.
+
+    Args:
+        elsewhere: what users of another library may have meant; the end of the error.
+
+    Example:
+        >>> @by_name("Elsewhere b comes first.")
+        ... def ratio(*, a, b):
+        ...     return a / b
+        >>> ratio(2, 3)
+        Traceback (most recent call last):
+        TypeError: ratio takes arguments by name: write ratio(a=..., b=...). Elsewhere b comes first.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters.values()
+        named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+        first = [one.name for one in parameters if one.name not in named]
+        call = ", ".join([*(name for name in first if name != "self"), *(f"{name}=..." for name in named)])
+        message = f"{function.__name__} takes arguments by name: write {function.__name__}({call}). {elsewhere}"
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > len(first):
+                raise TypeError(message.rstrip())
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def as_scores(values: Values, name: str) -> Tensor:

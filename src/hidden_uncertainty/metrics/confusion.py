@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._values import Values
+from ._values import Values, by_name
 
 
 class Confusion:
@@ -25,7 +25,7 @@ class Confusion:
 
     Example:
         >>> confusion = Confusion(3)
-        >>> confusion.update(torch.tensor([[0, 0], [1, 1]]), torch.tensor([[0, 1], [1, 255]]))
+        >>> confusion.update(prediction=[[0, 0], [1, 1]], label=[[0, 1], [1, 255]])
         >>> confusion.matrix.tolist()
         [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
         >>> confusion.mean_iou, round(confusion.accuracy, 3)
@@ -40,7 +40,8 @@ class Confusion:
         # One count per pair of label and prediction; the last counts pixels with a class out of range.
         self._counts = torch.zeros(classes**2 + 1, dtype=torch.int64, device="cpu")
 
-    def update(self, prediction: Values, label: Values) -> None:
+    @by_name("scikit-learn's order is (y_true, y_pred): the label first.")
+    def update(self, *, prediction: Values, label: Values) -> None:
         """Count pixels, on the device of the predictions; on a GPU without waiting for it.
 
         A class out of range is a ValueError: at once on the CPU, when a number is read on a GPU.

@@ -10,10 +10,15 @@ import math
 import torch
 from torch import Tensor
 
-from ._values import Values, as_scores, last_of_ties, mean_of_kept
+from ._values import Values, as_scores, by_name, last_of_ties, mean_of_kept
+
+_SCIKIT_LEARN = (
+    "scikit-learn's order is (y_true, y_score): negative is y_score[y_true == 0], positive is y_score[y_true == 1]."
+)
 
 
-def auroc(negative: Values, positive: Values) -> float:
+@by_name(_SCIKIT_LEARN)
+def auroc(*, negative: Values, positive: Values) -> float:
     r"""Area under the ROC curve: the chance that a positive scores above a negative, a tie counting half.
 
     .. math:: P(s_+ > s_-) + \tfrac12 P(s_+ = s_-)
@@ -25,7 +30,7 @@ def auroc(negative: Values, positive: Values) -> float:
         positive: scores of the inputs to be detected, any shape.
 
     Example:
-        >>> auroc([0.1, 0.2, 0.3], [0.3, 0.9])
+        >>> auroc(negative=[0.1, 0.2, 0.3], positive=[0.3, 0.9])
         0.9166666666666666
     """
     fp, tp = _counts(negative, positive)
@@ -33,20 +38,21 @@ def auroc(negative: Values, positive: Values) -> float:
     return twice_pairs / (2 * int(fp[-1]) * int(tp[-1]))
 
 
-def average_precision(negative: Values, positive: Values) -> float:
+@by_name(_SCIKIT_LEARN)
+def average_precision(*, negative: Values, positive: Values) -> float:
     r"""Area under the precision-recall curve as a step function, as scikit-learn defines it.
 
     .. math:: \sum_t (R_t - R_{t-1})\, P_t
 
     with precision :math:`P_t` and recall :math:`R_t` at each distinct score :math:`t`, highest first. Chance is the
-    share of positives. Not symmetric: swapping the two arguments, or changing how many there are of each, changes it.
+    share of positives. Not symmetric: swapping the two groups, or changing how many there are of each, changes it.
 
     Args:
         negative: scores of in-distribution inputs, any shape.
         positive: scores of the inputs to be detected, any shape.
 
     Example:
-        >>> average_precision([0.1, 0.2, 0.3], [0.25, 0.9])
+        >>> average_precision(negative=[0.1, 0.2, 0.3], positive=[0.25, 0.9])
         0.8333333333333333
     """
     fp, tp = _counts(negative, positive)
@@ -54,7 +60,8 @@ def average_precision(negative: Values, positive: Values) -> float:
     return float((tp.diff() * precision).sum() / tp[-1])
 
 
-def fpr_at_tpr(negative: Values, positive: Values, tpr: float = 0.95) -> float:
+@by_name(_SCIKIT_LEARN)
+def fpr_at_tpr(*, negative: Values, positive: Values, tpr: float = 0.95) -> float:
     """Share of negatives at or above the highest threshold that catches at least `tpr` of the positives ("FPR95").
 
     Lower is better. Inputs whose score equals the threshold are caught, so the answer is a point of `roc_curve`
@@ -66,9 +73,9 @@ def fpr_at_tpr(negative: Values, positive: Values, tpr: float = 0.95) -> float:
         tpr: share of positives to catch, in (0, 1].
 
     Example:
-        >>> fpr_at_tpr([0.1, 0.2, 0.3, 0.4], [0.3, 0.5, 0.6, 0.7], tpr=0.75)
+        >>> fpr_at_tpr(negative=[0.1, 0.2, 0.3, 0.4], positive=[0.3, 0.5, 0.6, 0.7], tpr=0.75)
         0.0
-        >>> fpr_at_tpr([0.1, 0.2, 0.3, 0.4], [0.3, 0.5, 0.6, 0.7], tpr=0.95)
+        >>> fpr_at_tpr(negative=[0.1, 0.2, 0.3, 0.4], positive=[0.3, 0.5, 0.6, 0.7], tpr=0.95)
         0.5
     """
     low, high = _pair_of_scores(negative, positive)
@@ -76,7 +83,8 @@ def fpr_at_tpr(negative: Values, positive: Values, tpr: float = 0.95) -> float:
     return int((low >= threshold).sum()) / len(low)
 
 
-def roc_curve(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
+@by_name(_SCIKIT_LEARN)
+def roc_curve(*, negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     """False and true positive rates as the threshold falls, one point per distinct score.
 
     Args:
@@ -88,7 +96,7 @@ def roc_curve(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
         area is `auroc`.
 
     Example:
-        >>> fpr, tpr = roc_curve([0.1, 0.3], [0.3, 0.9])
+        >>> fpr, tpr = roc_curve(negative=[0.1, 0.3], positive=[0.3, 0.9])
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ._values import Values, as_scores, mean_of_kept
+from ._values import Values, as_scores, by_name, mean_of_kept
 
 
 def rmse(prediction: Values, target: Values) -> float:
@@ -52,7 +52,8 @@ def rank_correlation(a: Values, b: Values) -> float:
     return float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
 
 
-def sparsification(uncertainty: Values, error: Values) -> tuple[Tensor, Tensor]:
+@by_name()
+def sparsification(*, uncertainty: Values, error: Values) -> tuple[Tensor, Tensor]:
     """Error of the rest when the most uncertain inputs are removed, for every number of them from 0 to n - 1.
 
     Inputs of equal uncertainty could be removed in any order: the mean squared error is averaged over all orders.
@@ -65,7 +66,7 @@ def sparsification(uncertainty: Values, error: Values) -> tuple[Tensor, Tensor]:
         The share removed, and the root of the mean squared error of the rest: float64 vectors of length n.
 
     Example:
-        >>> removed, rest = sparsification([0.1, 0.9, 0.2, 0.8], [3.0, 4.0, 3.0, -3.0])
+        >>> removed, rest = sparsification(uncertainty=[0.1, 0.9, 0.2, 0.8], error=[3.0, 4.0, 3.0, -3.0])
         >>> removed.tolist(), rest.tolist()
         ([0.0, 0.25, 0.5, 0.75], [3.278719262151, 3.0, 3.0, 3.0])
     """
@@ -88,10 +89,11 @@ def sparsification_oracle(error: Values) -> tuple[Tensor, Tensor]:
         True
     """
     errors = as_scores(error, "error")
-    return sparsification(errors.abs(), errors)
+    return sparsification(uncertainty=errors.abs(), error=errors)
 
 
-def ause(uncertainty: Values, error: Values) -> float:
+@by_name()
+def ause(*, uncertainty: Values, error: Values) -> float:
     r"""Area between the sparsification curve and the oracle's, in units of the error of all inputs (Ilg et al. 2018).
 
     .. math:: \frac1n \sum_{k=0}^{n-1} \frac{e_k - e^*_k}{e_0}
@@ -104,12 +106,12 @@ def ause(uncertainty: Values, error: Values) -> float:
         error: of the same shape; its sign does not matter.
 
     Example:
-        >>> ause([1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 1.0, 5.0])
+        >>> ause(uncertainty=[1.0, 2.0, 3.0, 4.0], error=[0.0, -1.0, 1.0, 5.0])
         0.0
-        >>> ause([4.0, 3.0, 2.0, 1.0], [0.0, -1.0, 1.0, 5.0]) > 0.7
+        >>> ause(uncertainty=[4.0, 3.0, 2.0, 1.0], error=[0.0, -1.0, 1.0, 5.0]) > 0.7
         True
     """
-    _, rest = sparsification(uncertainty, error)
+    _, rest = sparsification(uncertainty=uncertainty, error=error)
     _, best = sparsification_oracle(error)
     total = float(rest[0])
     # Rounding may put the curve slightly below the oracle.
@@ -208,7 +210,7 @@ def psnr(x: Values, reconstruction: Values, peak: float = 1.0) -> float:
         peak: the largest value that a pixel can have: 1 for images in [0, 1], 255 for bytes.
 
     Example:
-        >>> psnr([0.0, 1.0], [0.1, 0.9])
+        >>> round(psnr([0.0, 1.0], [0.1, 0.9]), 6)
         20.0
     """
     true, found = as_scores(x, "x"), as_scores(reconstruction, "reconstruction")

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
-from ._values import Values
+from ._values import Values, by_name
 from .detection import positives_to_catch
 
 _CHUNK = 1 << 20  # pixels counted at once: an update then needs about 40 MB besides its input
+_SIZE = (1 << 63) - 1  # all bits of a float64 but its sign
+_FINE = (1023 - 128) << 52, (1023 + 64) << 52  # sizes in narrow bins: the bits of 2**-128 and 2**64
 
 
 class Bounded(float):
@@ -39,9 +41,10 @@ class Bounded(float):
 class PixelDetection:
     r"""AUROC, average precision, FPR at a TPR and the precision-recall curve of a stream of pixels.
 
-    Pixels are counted in bins of scores: those that share the sign, the exponent and the leading bits of the mantissa
-    as float32. A bin is `2**(9 - bits)` as wide as the scores in it are large (1/8192 by default), wherever they lie;
-    there are :math:`2^{bits}` bins, of 32 bytes each (128 MiB by default), whatever the number of pixels.
+    Pixels are counted in bins of scores: those that share the sign, the exponent and the leading bits of the mantissa.
+    A bin is `2**(9 - bits)` as wide as the scores in it are large (1/8192 by default) if their size lies between 3e-39
+    and 1.8e19, and 32 times as wide beyond. There are :math:`2^{bits}` bins, of 32 bytes each (128 MiB by default),
+    whatever the number of pixels.
 
     Metrics are those of `auroc`, `average_precision` and `fpr_at_tpr`, with the scores of a bin taken in random order,
     and come with bounds: whatever the order within bins, the exact value lies between `.low` and `.high`, up to
@@ -66,7 +69,8 @@ class PixelDetection:
         self.bits = bits
         self._state: _State | None = None if device is None else _State.empty(bits, torch.device(device))
 
-    def update(self, scores: Values, positive: Values, valid: Values | None = None) -> None:
+    @by_name()
+    def update(self, scores: Values, positive: Values, *, valid: Values | None = None) -> None:
         """Count pixels.
 
         NaN in the scores of a valid pixel is a ValueError: at once on the CPU, when a metric is read on a GPU.
@@ -175,15 +179,18 @@ class PixelDetection:
         return self
 
     def _count(self, state: _State, scores: Tensor, positive: Tensor, valid: Tensor | None) -> None:
-        # The bits of a float, read as an integer, order the floats of one sign; those of negative ones are turned over.
-        bits = (scores.float() + 0.0).view(torch.int32)  # adding 0 makes -0 and 0 equal
-        keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> (32 - self.bits)
-        bins = keys.long() + (1 << (self.bits - 1))  # (n,)
+        exact = scores.double() + 0.0  # adding 0 makes -0 and 0 equal
+        # The bits of a float, read as an integer, order the floats of one sign: the exponent, then the mantissa.
+        size = exact.view(torch.int64) & _SIZE
+        shift = 61 - self.bits  # leaves bits - 9 of the mantissa: 192 narrow exponents and 1,856 / 32 wide ones fit
+        inside = (size.clamp(*_FINE) - _FINE[0]) >> shift
+        beyond = (size.clamp(max=_FINE[0]) >> (shift + 5)) + ((size - _FINE[1]).clamp_(min=0) >> (shift + 5))
+        keys = inside.add_(beyond)
+        bins = torch.where(exact < 0, ~keys, keys).add_(1 << (self.bits - 1))  # (n,)
         if valid is not None:
             bins = torch.where(valid, bins, 1 << self.bits)
         slots = bins + positive * state.counts.shape[1]
         state.counts.view(-1).index_add_(0, slots, torch.ones_like(slots[:1]).expand_as(slots))
-        exact = scores.double()  # two scores that are equal only as float32 are no tie
         state.lowest.scatter_reduce_(0, bins, exact, "amin")
         state.highest.scatter_reduce_(0, bins, exact, "amax")
 

@@ -50,6 +50,11 @@ class Batch:
             raise TypeError("there is no tensor among the inputs; the first dimension of one must count the samples")
         return first.shape[0]
 
+    def __getitem__(self, rows: slice) -> Batch:
+        """Return some samples: of every tensor with one row per sample, these rows."""
+        n = len(self)
+        return self._map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with all its tensors on a device."""
         device = torch.device(device)
@@ -101,6 +106,8 @@ def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
         >>> list(batch.kwargs), batch.label
         (['input_ids'], tensor([0, 1]))
     """
+    if isinstance(batch, Batch):
+        return batch
     if adapter is not None:
         result = adapter(batch)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -123,7 +130,7 @@ def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
 def batches(
     loader: Iterable[Any], adapter: Adapter | None = None, device: torch.device | str | None = None
 ) -> Iterator[Batch]:
-    """Yield what a loader gives, unpacked and on the device.
+    """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others.
 
     Args:
         loader: any iterable of batches.
@@ -140,15 +147,18 @@ def batches(
         raise TypeError(
             f"{type(loader).__name__} gives single samples, not batches; pass DataLoader(dataset, batch_size=...)"
         )
-    empty = True
+    last, some = None, False
     for item in loader:
-        empty = False
-        batch = unpack(item, adapter)
-        yield batch if device is None else batch.to(device)
-    if empty:
+        last = unpack(item, adapter)
+        if len(last):
+            some = True
+            yield last if device is None else last.to(device)
+    if last is None:
         raise ValueError(
             "the loader gave no batches; a generator that was used before is empty: pass a DataLoader or a list"
         )
+    if not some:
+        yield last if device is None else last.to(device)
 
 
 def count(loader: Iterable[Any]) -> int | None:

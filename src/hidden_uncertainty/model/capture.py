@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
-from ._evaluation import evaluating, plainly
+from ._evaluation import evaluated
 
 Tap = Callable[[Any], Any]
 """Receives exactly what a layer returned, inside the hook; what it returns is kept. It must reduce or copy, never keep
 a view: the next layer may write into the same memory."""
 
+Callback = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Receives what a layer returned and its inputs; what it returns, unless None, goes on to the next layer instead."""
+
+T = TypeVar("T")
 _PARALLEL = (DataParallel, DistributedDataParallel)
 _WRAPPED = ("module", "_orig_mod")  # where wrappers hold their module
 
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_locks_guard = threading.Lock()
+_running = threading.local()  # its `call` is the one that this thread is in
+_process = object()  # another one after a fork
 
 
 def run(
@@ -33,8 +35,9 @@ def run(
 ) -> tuple[Any, dict[str, Any]]:
     """Run the model once in evaluation mode without gradients, and give each named layer's output to its tap.
 
-    Whatever happens, the model is afterwards what it was: hooks, modes, gradient flags, gradients, weights and running
-    statistics. Calls on one model from several threads take turns.
+    Whatever happens, the model is afterwards what it was: hooks, modes, gradient flags, gradients, weights and buffers.
+    An interrupt leaves at most a hook that does nothing, until the next call removes it. Threads run a model in
+    evaluation mode side by side; other models take turns, as they have to be changed for the time of the call.
 
     Args:
         model: any `nn.Module`; compiled models and (distributed) data parallel wrappers are seen through.
@@ -54,37 +57,38 @@ def run(
     calls = dict.fromkeys(taps, 0)
     kept: dict[str, Any] = {}
 
-    def keep(name: str, tap: Tap) -> Callable[[Any], None]:
-        def callback(output: Any) -> None:
+    def keep(name: str, tap: Tap) -> Callback:
+        def callback(output: Any, *_: Any) -> None:
             calls[name] += 1
             if calls[name] == 1:
                 kept[name] = tap(output)
 
         return callback
 
-    with watch(model, {name: keep(name, tap) for name, tap in taps.items()}) as inner:
-        output = inner(*args, **kwargs)
+    output = lend(model, {name: keep(name, tap) for name, tap in taps.items()}, lambda inner: inner(*args, **kwargs))
     if any(count != 1 for count in calls.values()):
         raise RuntimeError(_not_once(calls))
     return output, {name: kept[name] for name in taps}
 
 
-@contextmanager
-def watch(model: nn.Module, callbacks: Mapping[str, Callable[[Any], None]]) -> Iterator[nn.Module]:
-    """Lend the model, free of wrappers, to be called inside the block; each named layer's outputs go to its callback.
+def lend(
+    model: nn.Module, callbacks: Mapping[str, Callback], work: Callable[[nn.Module], T], *, exclusive: bool = False
+) -> T:
+    """Lend the model, free of wrappers, to `work`; each named layer's outputs go to its callback.
 
-    Inside the block it is in evaluation mode without gradients; after it, it is what it was before.
+    Meanwhile it is in evaluation mode without gradients; afterwards it is what it was before.
 
     Args:
         model: any `nn.Module`.
-        callbacks: for each dotted layer name what to call with each of its outputs, in this thread.
+        callbacks: for each dotted layer name what to call with each of its outputs, in this thread alone.
+        work: runs the model.
+        exclusive: let no other thread change a model meanwhile, because `work` changes something that they share.
 
     Example:
         >>> model, shapes = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), []
-        >>> with watch(model, {"0": lambda output: shapes.append(output.shape)}) as inner:
-        ...     _ = inner(torch.randn(3, 4)), inner(torch.randn(5, 4))
-        >>> shapes
-        [torch.Size([3, 8]), torch.Size([5, 8])]
+        >>> callbacks = {"0": lambda output, args, kwargs: shapes.append(output.shape)}
+        >>> lend(model, callbacks, lambda inner: inner(torch.randn(3, 4))).shape, shapes
+        (torch.Size([3, 8]), [torch.Size([3, 8])])
     """
     layers = find(model, callbacks)
     scripted = [name for name, layer in layers.items() if isinstance(layer, torch.jit.ScriptModule)]
@@ -93,16 +97,38 @@ def watch(model: nn.Module, callbacks: Mapping[str, Callable[[Any], None]]) -> I
             f"{_quoted(scripted)} belongs to a TorchScript module, whose layers cannot be read. Use the original "
             "nn.Module that it was scripted or traced from."
         )
-    root = _unwrap(model)
-    handles: list[RemovableHandle] = []
-    with _lock_of(root), torch.no_grad(), evaluating(root):
+    root, call, around = _unwrap(model), _Call(), getattr(_running, "call", None)
+    call.process = _process
+    gradients, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+
+    def hooked() -> T:
+        for name, callback in callbacks.items():
+            hook = _Hook(call, callback)  # put there by hand, as an interrupt could cut the method of torch in two
+            layers[name]._forward_hooks_with_kwargs[hook] = True  # type: ignore[index]
+            layers[name]._forward_hooks[hook] = hook  # type: ignore[index]
+        return work(root)
+
+    # An interrupt can come after each call but nowhere else: what must be undone is undone by the first call that
+    # comes, or without one. Only hooks may stay, which do nothing once their call has ended.
+    try:
+        torch._C._set_grad_enabled(False)
+        if torch._C._is_any_autocast_enabled():
+            # Older torch keeps a weight cast under no_grad in autocast's cache, without its gradient, and the
+            # user's own forward pass later in the same autocast block would train nothing (pytorch issue 112583).
+            torch.set_autocast_cache_enabled(False)
+        _running.call = call
+        return evaluated(root, hooked, exclusive=exclusive)
+    finally:
+        _running.call = around
+        call.process = None
         try:
-            for name, callback in callbacks.items():
-                handles.append(layers[name].register_forward_hook(_hook(callback)))
-            yield root
+            torch._C._set_grad_enabled(gradients)
         finally:
-            for handle in handles:
-                handle.remove()
+            try:
+                torch.set_autocast_cache_enabled(cache)
+            finally:
+                for layer in layers.values():
+                    _sweep(layer)
 
 
 def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
@@ -241,21 +267,46 @@ def device_of(model: nn.Module) -> torch.device | None:
     return None
 
 
-def _hook(callback: Callable[[Any], None]) -> Callable[[nn.Module, Any, Any], None]:
-    thread = threading.get_ident()
+class _Call:
+    """One loan of a model."""
 
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() != thread:  # the user's own call in another thread
-            return
-        with plainly():
-            callback(output)
-
-    return hook
+    process: object = None  # also once it has ended
 
 
-def _lock_of(model: nn.Module) -> threading.RLock:
-    with _locks_guard:
-        return _locks.setdefault(model, threading.RLock())
+class _Hook:
+    """Calls back for what a layer returns in the thread of its call, while that lasts; it is its own key."""
+
+    def __init__(self, call: _Call, callback: Callback) -> None:
+        self.call, self.callback = call, callback
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        if getattr(_running, "call", None) is not self.call:  # the user's own call in another thread, or a dead hook
+            return None
+        kwargs, output = rest  # of another thread's call that is just ending, a hook gets the output alone
+        gradients = torch.is_grad_enabled()  # which the model may have switched on for itself, as autocast
+        try:
+            torch._C._set_grad_enabled(False)
+            with torch._C._DisableAutocast():
+                return self.callback(output, args, kwargs)
+        finally:
+            torch._C._set_grad_enabled(gradients)
+
+
+def _sweep(layer: nn.Module) -> None:
+    """Remove the hooks of calls that have ended, also of those that a fork or an interrupt left behind."""
+    for hooks in (layer._forward_hooks, layer._forward_hooks_with_kwargs):
+        for key in list(hooks) if hooks else ():  # a copy in one step, as other threads add theirs
+            if isinstance(key, _Hook) and key.call.process is not _process:
+                hooks.pop(key, None)
+
+
+def _after_fork() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _wrapped(module: nn.Module) -> str | None:

@@ -6,7 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .tasks import Classification, Regression, Task, as_maps, show, tensor_of
+from ..notes import warn
+from ._outputs import as_maps, show, tensor_of
+from .tasks import Classification, Regression, Task
+
+SEVERAL = (
+    "the labels are zeros and ones, several ones or none per input: several labels per input are not supported yet. "
+    "Fit one detector per label, to a model that returns that label's column alone."
+)
 
 
 def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, pixels: bool = False) -> Task:
@@ -21,6 +28,8 @@ def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, p
         'regression'
     """
     scores = tensor_of(output, select)
+    if several_labels(scores, label):
+        raise ValueError(f"{SEVERAL} If they are numbers, pass task='regression'.")
     numbers, classes = _may_be_pixels(scores, label) if pixels else _may_be(scores, label)
     if numbers != classes:
         return Regression(select) if numbers else Classification(select)
@@ -35,6 +44,45 @@ def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, p
         "If the outputs are scores of classes, pass task='classification'; if they are numbers, task='regression'; if "
         f"they are a mean and a variance, task=Regression(spread='columns').{hint}"
     )
+
+
+def several_labels(scores: Tensor, label: Tensor | None) -> bool:
+    """Whether labels of the shape of an output (n, C) mark several classes of an input, or none.
+
+    Example:
+        >>> several_labels(torch.randn(2, 3), torch.tensor([[1, 0, 1], [0, 0, 1]]))
+        True
+    """
+    if label is None or label.dim() != 2 or label.shape[1] < 2 or label.shape != scores.shape:
+        return False
+    return bool(((label == 0) | (label == 1)).all()) and bool((label.sum(1) != 1).any())
+
+
+def check_task(task: Task, output: Any, label: Tensor | None) -> None:
+    """Raise where labels say that an input has several classes, which a classifier's one prediction cannot tell.
+
+    Example:
+        >>> check_task(Classification(), torch.randn(2, 3), torch.tensor([0, 2]))
+    """
+    if task.discrete and label is not None and several_labels(tensor_of(output, task.output), label):
+        raise ValueError(SEVERAL)
+
+
+def warn_of_others(task: Task, output: Any) -> None:
+    """Warn where a network that predicts numbers returned further tensors of their shape, which are not read.
+
+    Example:
+        >>> warn_of_others(Regression(0), (torch.zeros(3, 1), torch.ones(3, 1)))
+    """
+    if not isinstance(task, Regression) or task.output is not None or task.spread is not None:
+        return
+    parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple | list) else []
+    if len(parts) > 1 and any(part.shape == parts[0].shape for part in parts[1:]):
+        warn(
+            f"the network returned {len(parts)} tensors, of which the first is taken as the prediction. If the second "
+            "is its variance, pass task=Regression(output=0, spread=1), with spread_is= for a logarithm or a "
+            "deviation. output=0 takes the first silently."
+        )
 
 
 def _may_be(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,12 +119,12 @@ def layers(
     modules = {name: module for name, module in capture.named(model) if depth is None or _depth(name) <= depth}
     outputs: dict[str, list[tuple[str, int | None]]] = {name: [] for name in modules}
 
-    def noting(name: str) -> Callable[[Any], None]:
-        return lambda output: outputs[name].append((_shape(output, len(batch)), _width(output, len(batch))))
+    def noting(name: str) -> capture.Callback:
+        return lambda output, *_: outputs[name].append((_shape(output, len(batch)), _width(output, len(batch))))
 
     readable = [name for name, module in modules.items() if not isinstance(module, torch.jit.ScriptModule)]
-    with capture.watch(model, {name: noting(name) for name in readable}) as inner:
-        inner(*batch.args, **batch.kwargs)
+    callbacks = {name: noting(name) for name in readable}
+    capture.lend(model, callbacks, lambda inner: inner(*batch.args, **batch.kwargs))
 
     entries = []
     for name, module in modules.items():

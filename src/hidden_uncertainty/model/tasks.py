@@ -8,9 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
-from .capture import select as select_tensor
+from ._outputs import as_maps, as_number_maps, as_numbers, as_real, finite, resized, show, squeezed, tensor_of
 
 TaskName = Literal["classification", "regression"]
 Condition = Literal["prediction", "label"]
@@ -48,11 +47,18 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, output: Any) -> Tensor:
-        """The output itself as numbers per input, (n, C), in at least float32."""
+        """The output itself as numbers per input, (n, C), a copy in at least float32."""
 
     @abstractmethod
     def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
-        """The output itself as numbers per pixel, (n, C, H, W), in at least float32."""
+        """The output itself as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory.
+
+        Predictions and `scores` never do.
+        """
+
+    @abstractmethod
+    def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
+        """For which inputs, (n,), or pixels, (n, H, W), the output is NaN or infinite; None where for none."""
 
     @abstractmethod
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
@@ -119,7 +125,7 @@ class Classification(Task):
             output: scores (n, C, H, W), or the logits of the second of two classes, (n, 1, H, W) or (n, H, W).
             size: a grid to interpolate the scores to first.
         """
-        return self._largest(_resized(as_maps(tensor_of(output, self.output)), size))
+        return self._largest(resized(as_maps(tensor_of(output, self.output)), size))
 
     def scores(self, output: Any) -> Tensor:
         """Logits or log-probabilities of all classes, (n, C) with C at least 2."""
@@ -128,7 +134,20 @@ class Classification(Task):
 
     def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
         """Logits or log-probabilities of all classes at each pixel, (n, C, H, W)."""
-        return self._log_scores(_resized(as_real(as_maps(tensor_of(output, self.output))), size))
+        return self._log_scores(resized(as_real(as_maps(tensor_of(output, self.output)), copy=False), size))
+
+    def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
+        """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
+
+        A score of -inf beside others only rules its class out.
+        """
+        scores = tensor_of(output, self.output)
+        if finite(scores):
+            return None
+        if prediction.value.dim() == 3:
+            height, width = prediction.value.shape[1:]
+            scores = resized(as_maps(scores), (height, width))
+        return _some(~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite())
 
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
         """The class of each input, (n,)."""
@@ -162,7 +181,8 @@ class Classification(Task):
             return torch.cat([-scores / 2, scores / 2], 1) if single else scores
         scores = torch.cat([1 - scores, scores], 1) if single else scores
         total = scores.sum(1)
-        if bool((scores < 0).any()) or not bool(((total - 1).abs() < 2e-2).all()):
+        off = (total - 1).abs()
+        if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
             raise ValueError(
                 "logits=False takes probabilities that are not negative and sum to 1, but the network gave values from "
                 f"{scores.min():.4g} to {scores.max():.4g} and sums from {total.min():.4g} to {total.max():.4g}. Leave "
@@ -209,8 +229,8 @@ class Regression(Task):
 
     def predict(self, output: Any) -> Prediction:
         """The number or numbers of each input, in at least float32, and the network's own variance of them."""
-        values, spread = self._read(output, _as_numbers)
-        return Prediction(_squeezed(values), variance=None if spread is None else _squeezed(self._variance(spread)))
+        values, spread = self._read(output, as_numbers)
+        return Prediction(squeezed(values), variance=None if spread is None else squeezed(self._variance(spread)))
 
     def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
         """The number of each pixel, (n, H, W), and the network's own variance of it.
@@ -219,23 +239,31 @@ class Regression(Task):
             output: (n, 1, H, W) or (n, H, W).
             size: a grid to interpolate to.
         """
-        values, spread = self._read(output, _as_number_maps)
+        values, spread = self._read(output, as_number_maps)
         if values.shape[1] != 1:
             raise ValueError(
                 f"a number per pixel is (n, 1, H, W) or (n, H, W), but the network gave {show(values)}. If these are "
                 "scores of classes, pass task='classification'; if they are a mean and a variance, "
                 "task=Regression(spread='columns')."
             )
-        variance = None if spread is None else _resized(self._variance(spread), size)[:, 0]
-        return Prediction(_resized(values, size)[:, 0], variance=variance)
+        variance = None if spread is None else resized(self._variance(spread), size)[:, 0]
+        return Prediction(resized(values, size)[:, 0], variance=variance)
 
     def scores(self, output: Any) -> Tensor:
         """The predicted numbers, (n, q)."""
-        return self._read(output, _as_numbers)[0]
+        return self._read(output, as_numbers)[0]
 
     def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
         """The predicted number of each pixel, (n, 1, H, W)."""
-        return _resized(self._read(output, _as_number_maps)[0], size)
+        return resized(self._read(output, as_number_maps)[0], size)
+
+    def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
+        """For which inputs or pixels a number, or the network's own variance of it, is NaN or infinite."""
+        parts = [part for part in (prediction.value, prediction.variance) if part is not None]
+        if all(map(finite, parts)):
+            return None
+        wrong = torch.stack([~part.isfinite() for part in parts]).any(0)
+        return _some(wrong.any(1) if wrong.dim() == 2 else wrong)
 
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
         """The number or numbers of each input, finite."""
@@ -271,7 +299,7 @@ class Regression(Task):
                 )
             values, spread = values.chunk(2, dim=1)
         else:
-            spread = shape(select_tensor(output, self.spread, "the network", "spread"))
+            spread = shape(tensor_of(output, self.spread, "spread"))
         if spread.shape != values.shape:
             raise ValueError(
                 f"the network gave predictions {show(values)} with a spread {show(spread)}: they must agree."
@@ -281,7 +309,7 @@ class Regression(Task):
     def _variance(self, spread: Tensor) -> Tensor:
         if self.spread_is == "log_variance":
             return spread.exp()
-        low = float(spread.min()) if spread.numel() else 0.0
+        low = float(spread.nan_to_num().min()) if spread.numel() else 0.0
         if low < 0:
             raise ValueError(
                 f"the network gave a {self.spread_is} of {low:.4g}; none can be negative. If it is a logarithm, pass "
@@ -332,65 +360,11 @@ def from_config(config: dict[str, Any]) -> Task:
     return TASKS[config["name"]](**options)
 
 
-def tensor_of(output: Any, select: int | str | None) -> Tensor:
-    """The tensor that is chosen, one row per input."""
-    scores = select_tensor(output, select, "the network", "output")
-    if scores.dim() == 0:
-        raise ValueError("the network gave a single number; its output must have one row per input, (n, ...).")
-    return scores
-
-
-def _as_numbers(values: Tensor) -> Tensor:
-    """The output of a regression network as (n, q), in at least float32."""
-    if values.dim() > 2:
-        raise ValueError(
-            f"a regression network's output is (n,) or (n, numbers), but the network gave {show(values)}. If it "
-            "predicts one for every pixel, pass pixels=Pixels(); if it has several outputs, choose one with output=."
-        )
-    values = as_real(values)
-    return values[:, None] if values.dim() == 1 else values
-
-
-def _as_number_maps(values: Tensor) -> Tensor:
-    """The output of a network that predicts a number per pixel as (n, q, H, W), in at least float32."""
-    return as_real(as_maps(values))
-
-
-def as_real(values: Tensor) -> Tensor:
-    """Real numbers in at least float32."""
-    if values.is_complex():
-        raise TypeError(f"a network's output is real numbers, but the network gave {values.dtype}.")
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def as_maps(values: Tensor) -> Tensor:
-    """The output of a network that predicts for every pixel as (n, C, H, W)."""
-    if values.dim() not in (3, 4):
-        raise ValueError(
-            "pixels=Pixels() is for networks whose output is (n, classes, H, W), (n, 1, H, W) or (n, H, W), but the "
-            f"network gave {show(values)}. Leave pixels= out, or choose one of several outputs with output=."
-        )
-    return values[:, None] if values.dim() == 3 else values
-
-
-def _resized(values: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Maps (n, C, H, W) on another grid, bilinearly."""
-    if size is None or values.shape[2:] == size:
-        return values
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
-    return interpolate(values, size, mode="bilinear", align_corners=False)
-
-
-def _squeezed(values: Tensor) -> Tensor:
-    """One number per input as (n,), several as (n, q)."""
-    return values[:, 0] if values.shape[1] == 1 else values
+def _some(wrong: Tensor) -> Tensor | None:
+    """A mask, or None where nothing is wrong."""
+    return wrong if bool(wrong.any()) else None
 
 
 def _shape_of(label: Tensor | None) -> str:
     """Labels in the words of an error."""
     return "none" if label is None else f"{tuple(label.shape)} of {label.dtype}"
-
-
-def show(tensor: Tensor) -> str:
-    """A shape in the words of an error, n for the inputs."""
-    return f"({', '.join(['n', *map(str, tensor.shape[1:])])})"

@@ -90,8 +90,8 @@ def plot_roc(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = N
     ax = axes(ax, width=4.6 if len(groups) <= INSIDE else 6.6, height=4.6)
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (2, 2)))
     for i, (name, (negative, positive)) in enumerate(some(groups).items()):
-        fpr, tpr = metrics.roc_curve(negative, positive)
-        area = metrics.auroc(negative, positive)
+        fpr, tpr = metrics.roc_curve(negative=negative, positive=positive)
+        area = metrics.auroc(negative=negative, positive=positive)
         draw(ax, i, fpr, tpr, along=fpr + tpr, label=f"{name}: {area:.3f}")
     ax.set_xlim(-0.02, 1.02)
     ax.set_ylim(-0.02, 1.02)

@@ -138,10 +138,10 @@ def plot_sparsification(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes
     top = 1.0
     oracles: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i, (name, (uncertainty, error)) in enumerate(some(groups).items()):
-        removed, rest = metrics.sparsification(uncertainty, error)
+        removed, rest = metrics.sparsification(uncertainty=uncertainty, error=error)
         if not rest[0]:
             raise ValueError(f"every error of {name!r} is 0: there is nothing to draw.")
-        area = metrics.ause(uncertainty, error)
+        area = metrics.ause(uncertainty=uncertainty, error=error)
         drawn = removed <= 0.99
         draw(ax, i, removed[drawn], rest[drawn] / rest[0], along=removed[drawn], label=f"{name}: {area:.3f}")
         # The right end is noisy, and must not set the range.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..precision import full_precision
+from ..precision import gradients, precise
 
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 
@@ -136,8 +136,8 @@ class StreamingPCA:
             self._small = torch.zeros(self.sketch, self.sketch, dtype=torch.float64, device=self.device)  # YᵀY
 
     # Tensors made in inference mode could not be updated outside it, nor be buffers of a module that is differentiated.
-    @torch.inference_mode(False)
-    @torch.no_grad()
+    @gradients(False, lasting=True)
+    @precise
     def update(self, x: Tensor) -> None:
         """Add a batch to the sums of the current pass. `x` is not kept.
 
@@ -154,31 +154,32 @@ class StreamingPCA:
             check_finite(x, self.name)  # once, as the mean of this batch is kept
             self._start(x)
         assert self._shift is not None
-        with full_precision(self._shift.device):
-            for chunk in x.split(max(1, self.CHUNK_ENTRIES // self.dim)):
-                centred = chunk.to(self._shift.device) - self._shift  # (m, D)
-                centred = centred.to(torch.float64 if self.exact else torch.float32)
-                energy = torch.linalg.vector_norm(centred, dim=1).double().square().sum()
-                if not torch.isfinite(energy):
-                    check_finite(x, self.name)
-                    raise ValueError(
-                        f"{self.name} gave values up to {float(x.abs().max()):.1e} in a batch of {len(x):,}, whose "
-                        f"squares overflow float32: the network diverges on these inputs. Leave them out or scale them."
-                    )
-                self._energy += energy
-                self._sum += centred.sum(0).double()
-                self._count += len(chunk)
-                if self.exact:
-                    self._scatter.addmm_(centred.T, centred)
-                    continue
-                product = centred @ self._right  # (m, l)
-                self._left.addmm_(product.T, centred)
-                if self.passes_left == 1:
-                    product = product.double()
-                    self._small.addmm_(product.T, product)
+        for chunk in x.split(max(1, self.CHUNK_ENTRIES // self.dim)):
+            # Exact in float64 before the shift is taken off, which depends on the order of the data.
+            wide = torch.float64 if self.exact else torch.promote_types(chunk.dtype, torch.float32)
+            centred = chunk.to(self._shift.device, wide, copy=True).sub_(self._shift)  # (m, D)
+            centred = centred if self.exact else centred.float()
+            energy = torch.linalg.vector_norm(centred, dim=1).double().square().sum()
+            if not torch.isfinite(energy):
+                check_finite(x, self.name)
+                raise ValueError(
+                    f"{self.name} gave values up to {float(x.abs().max()):.1e} in a batch of {len(x):,}, whose "
+                    f"squares overflow float32: the network diverges on these inputs. Leave them out or scale them."
+                )
+            self._energy += energy
+            self._sum += centred.sum(0).double()
+            self._count += len(chunk)
+            if self.exact:
+                self._scatter.addmm_(centred.T, centred)
+                continue
+            product = centred @ self._right  # (m, l)
+            self._left.addmm_(product.T, centred)
+            if self.passes_left == 1:
+                product = product.double()
+                self._small.addmm_(product.T, product)
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
+    @gradients(False, lasting=True)
+    @precise
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass: the next one must bring the same samples, in any order and any batches.
 
@@ -192,8 +193,7 @@ class StreamingPCA:
                 f"pass {self.passes - self.passes_left + 1} of {self.passes} over {self.name} brought no samples: "
                 f"the loader must be iterable {self.passes} times (use a list or a DataLoader, not a generator)."
             )
-        with full_precision(self._shift.device):
-            self._end_pass(all_sum or (lambda tensor: tensor), self._shift.double())
+        self._end_pass(all_sum or (lambda tensor: tensor), self._shift.double())
 
     def _end_pass(self, all_sum: Callable[[Tensor], Tensor], shift: Tensor) -> None:
         moments = all_sum(torch.cat([self._sum + self._count * shift, shift.new_tensor([self._count])]))
@@ -227,6 +227,10 @@ class StreamingPCA:
             basis = _transposed_product(self._left, right[:, chosen])
             del self._left, self._small
         self.passes_left = 0
+        # The sign of a component is arbitrary, and rounding may turn it: a fixed direction decides, hardly ever a tie.
+        generator = torch.Generator().manual_seed(0)
+        fixed = torch.randn(self.dim, generator=generator, dtype=torch.float32, device="cpu").to(basis.device)
+        basis *= torch.where(fixed @ basis < 0, -1.0, 1.0)
         variance = values[chosen] / (count - 1)
         self._components = Components(mean.float(), basis, variance.float(), (energy / (count - 1)).float())
 

@@ -1,159 +1,19 @@
-"""A layer's output, of whatever shape, as a vector of at most `max_dim` numbers per input."""
+"""A fitted reduction of a layer, and how it is fitted from batches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..precision import full_precision
+from ..io import expect
+from ..precision import gradients, precise
 from .pca import StreamingPCA, check_finite
+from .spec import Reduce
 
 LARGEST = 1e15  # centred activations saturate here: the squares of 100 million of them still sum to a float32
-How = Literal["flatten", "channels", "tokens", "token", "project"]
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """How a layer's output becomes a vector of at most `max_dim` numbers.
-
-    First the shape, then, when more than `max_dim` numbers remain, their principal components:
-
-    ============  ==============================  ===========================================================
-    `how`         takes                           gives
-    ============  ==============================  ===========================================================
-    `"flatten"`   (n, ...)                        all numbers of the output, as in the paper
-    `"channels"`  (n, C, ...), channels first     (n, C), the mean over positions: Conv1d, Conv2d, Conv3d
-    `"tokens"`    (n, ..., W), channels last      (n, W), the mean over positions: transformers, Swin
-    `"token"`     (n, T, W)                       (n, W), the one token of index `token`, such as the class token
-    `"project"`   (n, ...)                        flattened, then a random orthonormal projection instead of PCA
-    ============  ==============================  ===========================================================
-
-    There is no `"mean"`: (n, a, b) may be channels x length or tokens x width, so the name says which axis stays.
-    For a two-dimensional output (n, D), `"channels"` and `"tokens"` keep all D numbers.
-
-    Args:
-        how: see the table.
-        max_dim: how many numbers are kept per input at most; `None` keeps all.
-        token: which token, for `how="token"`; negative counts from the end.
-        select: which tensor, when the layer gives a tuple (its index) or a dict (its key).
-        residual: append the logarithm of the energy that the projection drops as one more number, so that it is part of
-            the density. No effect where nothing is dropped.
-
-    Example:
-        >>> Reduce("channels").flat(torch.ones(8, 64, 7, 7)).shape
-        torch.Size([8, 64])
-        >>> Reduce.from_dict(Reduce("token", token=-1).to_dict()).token
-        -1
-    """
-
-    how: How = "flatten"
-    max_dim: int | None = 512
-    token: int = 0
-    select: int | str | None = None
-    residual: bool = False
-
-    def __post_init__(self) -> None:
-        if self.how not in get_args(How):
-            hint = (
-                " For a mean, say which axis stays: 'channels' of (n, C, ...), 'tokens' of (n, ..., W)."
-                if self.how == "mean"
-                else ""
-            )
-            known = ", ".join(map(repr, get_args(How)))
-            raise ValueError(f"reduce (or Reduce(how=)) must be one of {known}, got {self.how!r}.{hint}")
-        if self.max_dim is not None and (not _is_int(self.max_dim) or self.max_dim < 1):
-            raise ValueError(
-                f"max_dim must be a whole number of at least 1, or None to keep all, got {self.max_dim!r}."
-            )
-        if self.max_dim is None and self.how == "project":
-            raise ValueError("reduce='project' needs max_dim, the dimension to project to; use 'flatten' to keep all.")
-        if not _is_int(self.token):
-            raise ValueError(f"token must be a whole number, got {self.token!r}.")
-        if self.select is not None and not _is_int(self.select) and not isinstance(self.select, str):
-            raise ValueError(f"select must be an index, a key or None, got {self.select!r}.")
-        if not isinstance(self.residual, bool):
-            raise ValueError(f"residual must be True or False, got {self.residual!r}.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reduce:
-        """The inverse of `to_dict`."""
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise ValueError(f"Reduce has no {', '.join(map(repr, unknown))}: it was written by another version.")
-        return cls(**values)
-
-    def width(self, shape: tuple[int, ...]) -> int:
-        """How many numbers `flat` gives per input, before any reduction; an error when the shape does not fit `how`.
-
-        Args:
-            shape: of the activation, samples first.
-
-        Example:
-            >>> Reduce("tokens").width((32, 197, 768))
-            768
-        """
-        if len(shape) == 0:
-            raise ValueError("expected an activation (n, ...) with the samples first; got a single number.")
-        if self.how == "token":
-            if len(shape) != 3:
-                raise ValueError(f"reduce='token' takes (n, tokens, width), got {_show(shape[1:])}.")
-            if not -shape[1] <= self.token < shape[1]:
-                raise ValueError(f"token {self.token} is not among the {shape[1]} tokens of {_show(shape[1:])}.")
-            return shape[2]
-        if self.how in ("flatten", "project") or len(shape) == 1:
-            return math.prod(shape[1:])
-        return shape[1] if self.how == "channels" else shape[-1]
-
-    def flat(self, activation: Tensor, *, copy: bool = True) -> Tensor:
-        """The shape part only: (n, ...) to (n, D), in at least float32.
-
-        Args:
-            activation: (n, ...), samples first, floating point.
-            copy: `False` may give a view, for immediate use: an in-place ReLU that follows would change it.
-
-        Example:
-            >>> flat = Reduce("token", token=-1).flat(torch.ones(2, 3, 4, dtype=torch.bfloat16))
-            >>> flat.shape, flat.dtype
-            (torch.Size([2, 4]), torch.float32)
-        """
-        if not activation.is_floating_point():
-            raise TypeError(f"expected floating-point activations, got {activation.dtype}.")
-        self.width(tuple(activation.shape))
-        dtype = activation.dtype if activation.dtype.itemsize >= 4 else torch.float32
-        if self.how == "token":
-            activation = activation[:, self.token]
-        elif self.how == "channels" and activation.ndim > 2:
-            activation = activation.flatten(2).mean(2, dtype=dtype)
-        elif self.how == "tokens" and activation.ndim > 2:
-            activation = activation.flatten(1, -2).mean(1, dtype=dtype)
-        activation = activation.unsqueeze(1) if activation.ndim == 1 else activation.flatten(1)
-        return activation.to(dtype, copy=copy)
-
-    def check_shape(self, layer: str, fitted: tuple[int, ...], now: tuple[int, ...]) -> None:
-        """Raise unless the output of a layer has the shape that was fitted, as far as `how` needs it."""
-        if self.how in ("flatten", "project"):
-            if fitted == now:
-                return
-            advice = ", or pool with reduce='channels' or 'tokens', which take any size"
-        else:
-            axis = slice(0, 1) if self.how == "channels" else slice(-1, None)
-            reachable = self.how != "token" or len(now) != 2 or -now[0] <= self.token < now[0]
-            if len(fitted) == len(now) and fitted[axis] == now[axis] and reachable:
-                return
-            advice = ""
-        raise ValueError(
-            f"layer {layer!r} gave {_show(fitted)} when fitted and {_show(now)} now: "
-            f"give inputs of the size used in fitting{advice}."
-        )
 
 
 class Reduction(nn.Module):
@@ -212,6 +72,7 @@ class Reduction(nn.Module):
             return self.reduce.width((0, *self.shape))
         return self.kept + self.reduce.residual
 
+    @precise
     def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
         """The reduced activation z (n, d), and the residual energy (n,) or `None` when nothing is dropped.
 
@@ -226,13 +87,18 @@ class Reduction(nn.Module):
         mean, basis = self.mean, self.basis
         x = self.reduce.flat(activation, copy=False).to(mean.device)
         centred = (x - mean).clamp_(-LARGEST, LARGEST).to(basis.dtype)  # (n, D)
-        with full_precision(centred.device):
-            z = centred @ basis  # (n, k)
+        z = centred @ basis  # (n, k)
         energy, kept = (torch.linalg.vector_norm(part, dim=1).square() for part in (centred, z))
         residual = (energy - kept).clamp(min=0)  # (n,)
         if self.reduce.residual:
             z = torch.cat([z, (residual + self.floor).log().unsqueeze(1)], dim=1)
         return z, residual
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        if self.kept is not None:
+            expect((self.basis.norm(dim=0) - 1).abs() < 1e-3, "a direction has not the length one")
+            expect(not self.reduce.residual or self.floor >= 0, "floor is negative")
 
     def same_as(self, other: Reduction) -> bool:
         """Whether both give the same z for the same activation."""
@@ -256,9 +122,9 @@ class Reduction(nn.Module):
 class ReductionFit:
     """Fits the reduction of one layer from batches, in as many passes over the data as that layer needs.
 
-    A narrow layer or a random projection needs none, principal components of up to 2,048 dimensions need one, and of
-    more two. `probe` finds out from one batch. Layers that are done ignore further batches, so that several layers
-    share the passes of the one that needs most:
+    A narrow layer or a random projection needs none (one for its residual), principal components of up to 2,048
+    dimensions need one, and of more two. `probe` finds out from one batch. Layers that are done ignore further batches,
+    so that several layers share the passes of the one that needs most:
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -291,21 +157,21 @@ class ReductionFit:
         self._shape: tuple[int, ...] | None = None
         self._pca: StreamingPCA | None = None
         self._reduction: Reduction | None = None
+        self._energy: Tensor | None = None  # (3,): what a projection drops, all there is, and rows, summed up
 
     @property
     def passes_left(self) -> int | None:
         """Passes that `update` must still see in full; `None` before the first batch."""
         if self._shape is None:
             return None
-        return self._pca.passes_left if self._pca is not None else 0
+        return self._pca.passes_left if self._pca is not None else int(self._energy is not None)
 
     @property
     def done(self) -> bool:
         """Whether `result` is ready. Not before the first batch."""
         return self.passes_left == 0
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
+    @gradients(False, lasting=True)
     def probe(self, activation: Tensor) -> None:
         """Learn the layer's shape from one batch, which counts towards no pass.
 
@@ -330,14 +196,13 @@ class ReductionFit:
             basis = torch.linalg.qr(drawn).Q
             self._reduction.basis = basis.contiguous().to(x.device)
             if self.reduce.residual:
-                _, residual = self._reduction(activation)
-                self._set_floor(self._reduction, residual.mean(), x.square().sum(1).mean())
+                home = torch.device("cpu") if x.device.type == "mps" else x.device  # which has no float64
+                self._energy = torch.zeros(3, dtype=torch.float64, device=home)
         else:
             self._pca = StreamingPCA(width, max_dim, seed=self.seed, name=f"layer {self.layer!r}")
         self._shape = shape
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
+    @gradients(False, lasting=True)
     def update(self, activation: Tensor) -> None:
         """Add a batch to the current pass. The activation is not kept.
 
@@ -350,6 +215,11 @@ class ReductionFit:
         self.reduce.check_shape(self.layer, self._shape, tuple(activation.shape[1:]))
         if self._pca is not None and not self._pca.done:
             self._pca.update(self.reduce.flat(activation, copy=False))
+        elif self._energy is not None:
+            assert self._reduction is not None
+            dropped = self._reduction(activation)[1]
+            whole = torch.linalg.vector_norm(self.reduce.flat(activation, copy=False), dim=1).square()
+            self._energy += torch.stack([part.to(self._energy).sum() for part in (dropped, whole, whole >= 0)])
 
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass; the next one must bring the same samples, in any order. Does nothing when `done`.
@@ -363,6 +233,11 @@ class ReductionFit:
             )
         if self._pca is not None and not self._pca.done:
             self._pca.end_pass(all_sum)
+        elif self._energy is not None:
+            assert self._reduction is not None
+            dropped, total, rows = self._energy if all_sum is None else all_sum(self._energy)
+            self._set_floor(self._reduction, dropped / rows.clamp(min=1), total / rows.clamp(min=1))
+            self._energy = None
 
     def result(self) -> Reduction:
         """The fitted reduction, on the device of the activations."""
@@ -382,12 +257,4 @@ class ReductionFit:
     def _set_floor(reduction: Reduction, residual: Tensor, total: Tensor) -> None:
         # float32 rounds the difference of two energies at 1e-7 of them: nothing below 1e-6 of the total is real.
         floor = 1e-3 * residual.clamp(min=0) + 1e-6 * total
-        reduction.floor = floor.clamp(min=torch.finfo(torch.float32).tiny).float()
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _show(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(['n', *map(str, shape)])}{'' if shape else ','})"
+        reduction.floor = floor.clamp(min=torch.finfo(torch.float32).tiny).float().to(reduction.basis.device)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..precision import gradients
+
 _PRODUCTS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
@@ -16,7 +18,7 @@ def empty(kind: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
     return nn.utils.skip_init(kind, *args, **kwargs)
 
 
-@torch.no_grad()
+@gradients(False)
 def begin(network: nn.Module, seed: int) -> None:
     """Initialise as Keras does: weights uniform within ±√(6 / (inputs + outputs)) (Glorot and Bengio), biases zero.
 

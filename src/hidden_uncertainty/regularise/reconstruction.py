@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -182,21 +181,20 @@ def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None 
     widths: list[int] = []
     found: list[Tensor] = []
 
-    def full(width: int) -> Callable[[Any], None]:
-        return lambda output: None if found else widths.append(width)
+    def full(width: int) -> capture.Callback:
+        return lambda *_: None if found else widths.append(width)
 
-    def chosen(output: Any) -> None:
+    def chosen(output: Any, *_: Any) -> None:
         tensor = capture.select(output, select, f"layer {layer!r}")
         found.append(tensor[:0].clone())  # only its shape, dtype and device are needed
 
     target = capture.find(model, [layer])[layer]
-    callbacks: dict[str, Callable[[Any], None]] = {
+    callbacks = {
         name: full(module.out_features)
         for name, module in capture.named(model)
         if isinstance(module, nn.Linear) and module is not target
     }
-    with capture.watch(model, callbacks | {layer: chosen}) as inner:
-        inner(*batch.args, **batch.kwargs)
+    capture.lend(model, callbacks | {layer: chosen}, lambda inner: inner(*batch.args, **batch.kwargs))
     if not found:
         raise RuntimeError(never(layer))
     shape, output = tuple(found[0].shape[1:]), tuple(x.shape[1:])

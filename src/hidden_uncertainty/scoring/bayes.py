@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..density import Density, GaussianMixture, JointMixture
 from ..extract import Features, Lattice
 from ..marginal import KINDS as MARGINALS
-from ..marginal import Categorical, Continuous, Marginal, Support, by_name, choose
+from ..marginal import Categorical, Marginal, Support, by_name, choose
 from ..marginal.base import MarginalName
 from ..model.tasks import TaskName
 from ..notes import about, warn
@@ -23,8 +23,6 @@ from .terms import Method, Scores, build, with_kind
 ROWS = 4096  # scored at a time at most, which bounds the memory of every density
 ROWS_ON_GPU = 1 << 16  # which small pieces would leave idle
 CELLS = 1 << 22  # rows times support points at a time
-LOOKED_AT = 256  # rows, to see whether the support is fine enough
-MOST_POINTS = 8193
 DEFAULTS: dict[TaskName, type[Density]] = {"classification": GaussianMixture, "regression": JointMixture}
 T = TypeVar("T")
 
@@ -210,11 +208,13 @@ class DensityMethod(Method):
             self.prior.fit(y, features)
         density = DEFAULTS[features.task.name]() if self.density is None else self.density
         self.density = density.fit(z, y)
-        self._refine(z, features.prediction)
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
-        """Score rows by Bayes over the marginal's support."""
+        """Score rows by Bayes over the marginal's support.
+
+        `expected_error` is that of y as `fit` was given it: where that was predictions, it says nothing of labels.
+        """
         parts = self.posteriors(
             z, prediction, lambda p, *rest: (p.log_evidence, p.entropy, p.log_entropy, _expected_error(p, *rest))
         )
@@ -231,43 +231,18 @@ class DensityMethod(Method):
 
     def _posteriors(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Posterior, Support, Tensor]]:
         marginal, density = self.prior.fitted, self.fitted
-        first = marginal.at(prediction[:1])
         if isinstance(z, Lattice):
-            start = 0
-            for log_prob in density.log_prob_between(z, first.points):
+            support, start = marginal.at(prediction), 0
+            for log_prob in density.log_prob_between(z, support.points):
                 some = prediction[start : start + len(log_prob)]
                 start += len(some)
-                support = marginal.at(some)
                 yield infer(log_prob, *support[1:]), support, some
             return
-        size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // first.log_weight.shape[-1]))
+        size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // marginal.size))
         for rows, some in zip(z.split(size), prediction.split(size), strict=True):
-            support = marginal.at(some)
-            yield infer(density.log_prob(rows, support.points), *support[1:]), support, some
-
-    def _refine(self, z: Tensor, prediction: Tensor) -> None:
-        """Make the support finer until p(y|z) spans several of its points; warn where it cannot be.
-
-        Where the points are farther apart than p(y|z) is wide, an integral over them depends on where they happen to
-        lie.
-        """
-        marginal = self.prior.fitted
-        if not isinstance(marginal, Continuous):
-            return
-        some = torch.linspace(0, len(prediction) - 1, min(LOOKED_AT, len(prediction)), device="cpu").long()
-        z, prediction = z[some.to(z.device)], prediction[some.to(prediction.device)]
-        while True:
-            largest = torch.cat(self.posteriors(z, prediction, lambda p, *_: p.log_posterior.amax(1)))
-            if float(largest.median()) < math.log(0.5):
-                return
-            points = marginal.at(prediction[:1]).log_weight.shape[-1]
-            if marginal.fixed or 2 * points - 1 > MOST_POINTS:
-                warn(
-                    f"p(y|z) is narrower than the distance between the {points:,} support points, so both scores "
-                    "depend on where these lie. Give the marginal more points=, or the density more noise=."
-                )
-                return
-            marginal.refine()
+            given = density.given(rows)
+            support = marginal.at(some, given)
+            yield infer(given(support.points), *support[1:]), support, some
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -307,12 +282,8 @@ def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) 
     if support.log_volume is None:
         return None
     mass = posterior.log_posterior.exp()  # (n, m)
-    if support.points.dim() == 1:
-        # A point stands for a cell as wide as its volume: within it, y is spread evenly.
-        within = (2 * support.log_volume).exp() / 12
-        return (mass * ((support.points - prediction[:, None]).square() + within)).sum(1).sqrt()
-    away = support.points - prediction[:, None]  # (n, m, q)
-    return torch.einsum("nm,nmq->nq", mass, away.square().to(mass.dtype)).sqrt()
+    away = support.points - prediction.reshape(len(prediction), 1, support.points.shape[-1])  # (n, m, q)
+    return torch.einsum("nm,nmq->nq", mass, away.square().to(mass.dtype)).sqrt().view(prediction.shape)
 
 
 def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:

@@ -11,6 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..io import expect
+
+LEAST = 1e-6  # of a score: the margin of ties where none was measured
+TIMES = 4  # the largest difference that was seen is not the largest there is
+
 
 class Calibration(nn.Module):
     r"""Scores of in-distribution data that nothing was fitted to, and what they say about a new score.
@@ -25,22 +30,38 @@ class Calibration(nn.Module):
     - if the score was fixed without the calibration inputs: neither the density nor the network has seen them. What the
       network was trained on may look more familiar to it than new data, and the alarm would then ring too often.
 
+    The same input has scores that differ in their last digits when it comes alone and when it comes among others, as
+    the network's own products do. So that no tie is lost, each known score counts as a little higher than it is:
+
+    .. math:: s_i + \rho \max(|s_i|, a), \qquad a = \operatorname{median} |s_i|
+
+    with :math:`\rho = 10^{-6}`, or four times the largest such difference that was measured.
+
     Example:
         >>> calibration = Calibration().fit(torch.arange(99.0))
-        >>> calibration.p_value(torch.tensor([-5.0, 49.0, 98.0, 1000.0]))
-        tensor([1.0000, 0.5100, 0.0200, 0.0100])
-        >>> calibration.threshold(false_alarm=0.05)
+        >>> calibration.p_value(torch.tensor([-5.0, 49.0, 98.0, 1000.0])).tolist()
+        [1.0, 0.51, 0.02, 0.01]
+        >>> round(calibration.threshold(false_alarm=0.05), 3)
         94.0
     """
 
+    infinite = ("scores", "reach")  # of inputs that the network gives NaN for
+
     scores: Tensor  # (n,) ascending
+    reach: Tensor  # (n,) ascending: up to where a new score ties with each
 
-    def __init__(self) -> None:
+    def __init__(self, margin: float = LEAST) -> None:
         super().__init__()
+        self.margin = margin  # ρ
         self.register_buffer("scores", torch.zeros(0, device="cpu"))
+        self.register_buffer("reach", torch.zeros(0, device="cpu"), persistent=False)
 
-    def fit(self, scores: Tensor) -> Self:
+    def fit(self, scores: Tensor, again: tuple[Tensor, Tensor] | None = None) -> Self:
         """Keep the scores of unseen in-distribution inputs, (n,), higher when more uncertain.
+
+        Args:
+            scores: one per input.
+            again: scores of some inputs, (m,), when they come together, and when each comes alone.
 
         Example:
             >>> Calibration().fit(torch.tensor([3.0, 1.0, 2.0])).scores
@@ -53,10 +74,15 @@ class Calibration(nn.Module):
         _refuse_nan(scores)
         at_least_single = torch.promote_types(scores.dtype, torch.float32)
         self.scores = scores.detach().to(at_least_single).sort().values
+        if again is not None and len(again[0]):
+            together, alone = (part.detach().to(self.scores) for part in again)
+            differences = ((together - alone).abs() / _size(together, self.scores)).nan_to_num(0.0)
+            self.margin = max(TIMES * float(differences.max()), LEAST)
+        self._stretch()
         return self
 
     def p_value(self, scores: Tensor) -> Tensor:
-        """Share of unseen scores at least as high, the new one counted; of the scores' shape.
+        """Share of unseen scores at least as high, the new one counted; in float64, of the scores' shape.
 
         A tie counts against the alarm. NaN is an error; an exported graph, which cannot raise one, gives it the lowest
         p-value.
@@ -65,21 +91,25 @@ class Calibration(nn.Module):
             scores: Scores of new inputs, of any shape.
 
         Example:
-            >>> Calibration().fit(torch.tensor([1.0, 2.0, 2.0])).p_value(torch.tensor([2.0, 2.5]))
-            tensor([0.7500, 0.2500])
+            >>> Calibration().fit(torch.tensor([1.0, 2.0, 2.0])).p_value(torch.tensor([2.0, 2.5])).tolist()
+            [0.75, 0.25]
         """
-        n, known = self._fitted(), self.scores
+        n = self._fitted()
         if not torch.compiler.is_compiling():
             _refuse_nan(scores)
-        # Rounding to the stored precision keeps the order: at worst a higher score becomes a tie, the safe side.
-        below = torch.searchsorted(known, scores.detach().to(known.dtype).contiguous())
-        return (n + 1 - below).to(known.dtype).div_(n + 1)
+        # Both in the wider of their precisions, as `surprising` compares.
+        dtype = torch.promote_types(self.reach.dtype, scores.dtype)
+        below = torch.searchsorted(self.reach.to(dtype), scores.detach().to(dtype).contiguous())
+        # As Python divides whole numbers, so that p ≤ 0.05 is the same here and in a list.
+        precise = torch.float32 if scores.device.type == "mps" else torch.float64
+        return (n + 1 - below).to(precise).div_(n + 1)
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
         r"""The score above which at most a share `false_alarm` of in-distribution inputs lies.
 
-        Without a confidence it is the :math:`\lceil (n+1)(1-\alpha) \rceil`-th lowest score: score > threshold exactly
-        when p-value ≤ α, with the p-value's marginal guarantee. With one, it is the lowest :math:`s_{(k)}` for which
+        Without a confidence it is where the :math:`\lceil (n+1)(1-\alpha) \rceil`-th lowest score reaches to: score >
+        threshold exactly when p-value ≤ α, with the p-value's marginal guarantee. With one, it is that of the lowest
+        :math:`s_{(k)}` for which
 
         .. math::
             P(\text{false-alarm rate of } s_{(k)} \leq \alpha)
@@ -93,38 +123,33 @@ class Calibration(nn.Module):
 
         Example:
             >>> calibration = Calibration().fit(torch.arange(1000.0))
-            >>> calibration.threshold(0.01), calibration.threshold(0.01, confidence=0.95)
-            (990.0, 995.0)
+            >>> round(calibration.threshold(0.01)), round(calibration.threshold(0.01, confidence=0.95))
+            (990, 995)
         """
-        n = self._fitted()
-        _check_share("false_alarm", false_alarm)
+        n, alpha = self._fitted(), _share("false_alarm", false_alarm)
+        what = f"a false-alarm rate of {false_alarm}"
         if confidence is None:
-            rank, needed = _marginal_rank(n, false_alarm)
+            rank, needed = _marginal_rank(n, alpha)
         else:
-            _check_share("confidence", confidence)
-            rank, needed = _confident_rank(n, false_alarm, confidence)
-        if n < needed:
-            rate = f"{false_alarm}" if confidence is None else f"{false_alarm} with confidence {confidence}"
-            raise ValueError(
-                f"a false-alarm rate of {rate} needs at least {needed:,} calibration scores; there are {n:,}. "
-                "Calibrate on more unseen data, or ask for a higher rate."
-            )
-        return float(self.scores[rank - 1])
+            rank, needed = _confident_rank(n, alpha, _share("confidence", confidence))
+            what += f" with confidence {confidence}"
+        return self._reached(rank, needed, what, "a higher rate")
 
     def covering(self, coverage: float) -> float:
-        """The score that at least a share `coverage` of in-distribution inputs stays within: `threshold(1 - coverage)`.
+        """The score that at least a share `coverage` of in-distribution inputs stays within.
 
         Example:
-            >>> Calibration().fit(torch.arange(1000.0)).covering(0.99)
-            990.0
+            >>> round(Calibration().fit(torch.arange(1000.0)).covering(0.99))
+            990
         """
-        _check_share("coverage", coverage)
         # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
-        return self.threshold(round(1 - coverage, 12))
+        beyond = round(1 - _share("coverage", coverage), 12)
+        return self._reached(*_marginal_rank(self._fitted(), beyond), f"a coverage of {coverage}", "a lower one")
 
     def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`: how many scores there are, and their dtype."""
-        return {"samples": len(self.scores), "dtype": str(self.scores.dtype).removeprefix("torch.")}
+        """Arguments of `from_config`: how many scores there are, their dtype, and the margin of ties."""
+        dtype = str(self.scores.dtype).removeprefix("torch.")
+        return {"samples": len(self.scores), "dtype": dtype, "margin": self.margin}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -136,9 +161,34 @@ class Calibration(nn.Module):
             <All keys matched successfully>
         """
         dtypes = {"float32": torch.float32, "float64": torch.float64}
-        calibration = cls()
+        calibration = cls(config.get("margin", LEAST))  # files of version 0.1.0 have none
         calibration.scores = torch.zeros(config["samples"], dtype=dtypes[config["dtype"]], device="cpu")
         return calibration
+
+    def check(self) -> None:
+        """Raise a ValueError where the scores cannot be those of a fit."""
+        ascending = len(self.scores) > 0 and bool((self.scores[1:] >= self.scores[:-1]).all())
+        expect(ascending and not bool(self.scores.isnan().any()), "calibration scores do not ascend")
+        expect(self.margin >= 0, "the margin of ties is negative")
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._stretch()
+
+    def _stretch(self) -> None:
+        known = self.scores
+        if len(known):
+            limit = torch.finfo(known.dtype).max
+            reach = (known + self.margin * _size(known, known)).clamp(max=limit)
+            self.reach = torch.where(known.isfinite(), reach, known).sort().values
+
+    def _reached(self, rank: int, needed: int, what: str, instead: str) -> float:
+        if len(self.scores) < needed:
+            raise ValueError(
+                f"{what} needs at least {needed:,} calibration scores; there are {len(self.scores):,}. Calibrate on "
+                f"more unseen data, or ask for {instead}."
+            )
+        return float(self.reach[rank - 1])
 
     def _fitted(self) -> int:
         if len(self.scores) == 0:
@@ -146,6 +196,14 @@ class Calibration(nn.Module):
                 "there are no calibration scores yet: call fit with scores of data the network has not seen"
             )
         return len(self.scores)
+
+
+def _size(scores: Tensor, known: Tensor) -> Tensor:
+    """What differences of scores are measured in: max(|s|, a); a is positive where any score differs from zero."""
+    sizes = known.abs().nan_to_num(posinf=0.0)
+    usual = sizes.median()
+    usual = torch.where(usual > 0, usual, sizes.max()).clamp(min=torch.finfo(known.dtype).tiny)
+    return scores.abs().nan_to_num(posinf=0.0).maximum(usual)
 
 
 def _marginal_rank(n: int, alpha: float) -> tuple[int, int]:
@@ -172,9 +230,15 @@ def _confident_rank(n: int, alpha: float, confidence: float) -> tuple[int, int]:
     return rank, needed
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value < 1:
+def _share(name: str, value: float) -> float:
+    """A share as a float, whatever kind of number came."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a number between 0 and 1, not {value!r}") from error
+    if not 0 < share < 1:
         raise ValueError(f"{name} must lie between 0 and 1, both excluded; got {value}")
+    return share
 
 
 def _refuse_nan(scores: Tensor) -> None:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..marginal import Support
+from .bayes import Posterior
+
 
 class Region(NamedTuple):
     """One interval per input, and the mass of p(ŷ|z) that it holds."""
@@ -21,12 +24,14 @@ class Region(NamedTuple):
 class OutputDistribution:
     r"""The distribution p(ŷ|z) of a number, given what was seen in a layer.
 
-    Each support point stands for a cell that reaches half way to its neighbours and holds its mass evenly, which is
-    what the trapezoid rule assumes. It describes ŷ, or y where the density was fitted with `condition="label"`; it is
-    only as right as the density. For intervals that cover y whatever the density, see `LatentDensity.interval`.
+    Each support point stands for a cell that reaches half way to its neighbours and holds its mass evenly.
+
+    It describes the network's prediction ŷ, not labels: its quantiles and regions do not cover labels, since ŷ is a
+    function of z and has no noise. Fitted with `condition="label"`, it describes labels, and is only as right as the
+    density. For intervals that cover labels whatever the density, see `LatentDensity.interval`.
 
     Args:
-        support: the points, ascending, (m,).
+        support: the points, ascending, (m,), or (n, m) where every input has its own.
         log_mass: logarithm of each point's share, (n, m); every row sums to one.
         prediction: what the network predicts, (n,).
 
@@ -44,39 +49,43 @@ class OutputDistribution:
     log_mass: Tensor
     prediction: Tensor
 
+    def __post_init__(self) -> None:
+        if self.support.dim() == 1:
+            object.__setattr__(self, "support", self.support.expand(len(self), -1))
+
     def __len__(self) -> int:
         return len(self.prediction)
 
     @property
     def edges(self) -> Tensor:
-        """Where the cells of the support points meet, (m + 1,)."""
-        middle = (self.support[1:] + self.support[:-1]) / 2
-        return torch.cat([self.support[:1], middle, self.support[-1:]])
+        """Where the cells of the support points meet, (n, m + 1)."""
+        middle = (self.support[:, 1:] + self.support[:, :-1]) / 2
+        return torch.cat([self.support[:, :1], middle, self.support[:, -1:]], dim=1)
 
     @property
     def density(self) -> Tensor:
         """p(ŷ|z) at the support points, (n, m)."""
-        return (self.log_mass - self.edges.diff().log()).exp()
+        return (self.log_mass - self.edges.diff(dim=1).log()).exp()
 
     @property
     def mean(self) -> Tensor:
         """E[ŷ|z], (n,)."""
-        return self.log_mass.exp() @ self.support
+        return (self.log_mass.exp() * self.support).sum(1)
 
     @property
     def deviation(self) -> Tensor:
         """Standard deviation of ŷ given z, (n,)."""
         away = self.support - self.mean[:, None]
-        return (self.log_mass.exp() * (away.square() + self.edges.diff().square() / 12)).sum(1).sqrt()
+        return (self.log_mass.exp() * (away.square() + self.edges.diff(dim=1).square() / 12)).sum(1).sqrt()
 
     def cdf(self, y: Tensor) -> Tensor:
         """The share of each input's distribution below its y (n,)."""
-        return _interpolate(y[:, None], self.edges.expand(len(self), -1), self._below)[:, 0]
+        return _interpolate(y[:, None], self.edges, self._below)[:, 0]
 
     def quantile(self, share: float | Tensor) -> Tensor:
         """The value below which a share of each input's distribution lies, (n,)."""
         wanted = torch.as_tensor(share, dtype=self._below.dtype, device=self.support.device).expand(len(self))
-        return _interpolate(wanted[:, None], self._below, self.edges.expand(len(self), -1).to(self._below.dtype))[:, 0]
+        return _interpolate(wanted[:, None], self._below, self.edges.to(self._below.dtype))[:, 0]
 
     def outwards(self, mass: float) -> Region:
         """From the prediction up and, separately, down, until each way holds half of the asked mass.
@@ -102,9 +111,9 @@ class OutputDistribution:
             mass: asked; the last cell taken may make it a little more.
         """
         inside = self.inside(mass)
-        edges = self.edges.tolist()
         found = []
-        for row in torch.nn.functional.pad(inside.int(), (1, 1)).diff(dim=1).cpu():  # 1 where one begins, -1 after it
+        steps = torch.nn.functional.pad(inside.int(), (1, 1)).diff(dim=1).cpu()  # 1 where one begins, -1 after it
+        for row, edges in zip(steps, self.edges.tolist(), strict=True):
             starts, ends = (row == 1).nonzero()[:, 0].tolist(), (row == -1).nonzero()[:, 0].tolist()
             found.append([(edges[a], edges[b]) for a, b in zip(starts, ends, strict=True)])
         return found
@@ -118,16 +127,22 @@ class OutputDistribution:
         return torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before < mass)
 
     def __repr__(self) -> str:
-        low, high = float(self.support[0]), float(self.support[-1])
-        return (
-            f"OutputDistribution of {len(self):,} inputs on {len(self.support):,} points from {low:.4g} to {high:.4g}"
-        )
+        return f"OutputDistribution of {len(self):,} inputs on {self.support.shape[1]:,} points each"
 
     @property
     def _below(self) -> Tensor:
         """Mass below each edge, (n, m + 1)."""
         below = self.log_mass.double().exp().cumsum(1)
         return torch.nn.functional.pad(below / below[:, -1:], (1, 0))
+
+
+def grid(posterior: Posterior, support: Support, prediction: Tensor) -> tuple[Tensor, Tensor]:
+    """The points (n, m) and log masses of p(y|z) in the cells around them, of one number."""
+    assert support.log_volume is not None
+    points = support.points[..., 0]
+    gap = torch.nn.functional.pad(points.diff(dim=1) / 2, (1, 1))
+    log_density = posterior.log_posterior - support.log_volume
+    return points, (log_density + (gap[:, 1:] + gap[:, :-1]).log()).log_softmax(1)
 
 
 def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -11,16 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from ..extract import AsIs, Features, Reading
-from ..model.tasks import Condition, match_labels
-from ..notes import about
-from ..precision import without_autocast
+from ..model.tasks import Condition
+from ..notes import about, note
+from ..precision import gradients, without_autocast
 from ..reduce import Reduction
 from ..uncertainty import LayerScores, Uncertainty
 from .calibration import Calibration
+from .errors import Spread, error_of, filled, has_errors, refuse_unusable, spread_of, unit_of, without
+from .restore import restore
 from .terms import Combination, Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
+MANY = 1e-3  # of a score: a margin of ties that the user should know of
 Calibrated = Literal["unseen", "holdout"]
+Key = tuple[Literal["surprise", "error"], str]  # what is calibrated: of a term, or of all together, ""
 
 
 class FittedTerm(nn.Module):
@@ -30,7 +35,8 @@ class FittedTerm(nn.Module):
         reduction: from what is read to z.
         method: scores z.
         calibration: unseen scores, or None.
-        conformal: errors on unseen labelled data in units of the expected error, or None.
+        conformal: errors on unseen labelled data, or None.
+        spread: what these errors are in units of; None are the output's own.
     """
 
     def __init__(
@@ -39,10 +45,11 @@ class FittedTerm(nn.Module):
         method: Method,
         calibration: Calibration | None = None,
         conformal: Calibration | None = None,
+        spread: Spread | None = None,
     ) -> None:
         super().__init__()
         self.reduction, self.method = reduction, method
-        self.calibration, self.conformal = calibration, conformal
+        self.calibration, self.conformal, self.spread = calibration, conformal, spread
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -51,6 +58,7 @@ class FittedTerm(nn.Module):
             "method": with_kind(self.method),
             "calibration": _config(self.calibration),
             "conformal": _config(self.conformal),
+            "spread": self.spread,
         }
 
     @classmethod
@@ -62,6 +70,7 @@ class FittedTerm(nn.Module):
             build(Method.kinds, config["method"], "method"),
             _calibration(config["calibration"]),
             _calibration(config["conformal"]),
+            config.get("spread", "expected_error"),  # the only one of version 0.1.0
         )
 
 
@@ -99,52 +108,92 @@ class Head(nn.Module):
         first = next(self.buffers(), None)
         return None if first is None else first.device
 
+    @gradients(False)
     def score(self, reading: Reading) -> dict[str, LayerScores]:
-        """Scores of each term, in the shape of the predictions."""
+        """Scores of each term, in the shape of the predictions; inf where the reading is unusable."""
         if reading.scores is not None:
-            return dict(reading.scores)
-        device = self.device
-        with torch.no_grad(), without_autocast(device or reading.prediction.value.device):
-            return {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
+            scores = dict(reading.scores)
+        else:
+            device = self.device
+            with without_autocast(device or reading.prediction.value.device):
+                scores = {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
+        wrong = reading.unusable
+        return scores if wrong is None else {name: without(some, wrong) for name, some in scores.items()}
 
-    def combine(self, scores: Mapping[str, LayerScores]) -> Tensor:
+    def combine(self, scores: Mapping[str, LayerScores], reading: Reading) -> Tensor:
         """One epistemic score from those of all terms."""
-        return self.combination({name: some.epistemic for name, some in scores.items()})
+        together = self.combination({name: some.epistemic for name, some in scores.items()})
+        return filled(together, reading.unusable, math.inf)  # whatever the signs of weights
 
+    @gradients(False)
     def standardised(self, features: Features) -> Head:
         """The head whose combination knows the scores of training data, where it needs them."""
         if not self.combination.learns:
             return self
-        sample, device = features[:: -(-len(features) // SAMPLE)], self.device
-        with torch.no_grad(), without_autocast(device or sample.prediction.device):
+        order = features.z[self.leading].double().sum(1).argsort()  # by content: loaders shuffle
+        sample, device = features[order[:: -(-len(features) // SAMPLE)]], self.device
+        with without_autocast(device or sample.prediction.device):
             scores = {
                 name: term.method.score(sample.z[name].to(device), sample.prediction.to(device), seen=True).epistemic
                 for name, term in self.terms.items()
             }
         return Head(self.terms, self.combination.learn(scores), self.combined)
 
-    def calibrated(self, unseen: Iterable[Reading]) -> Head:
+    def calibrated(
+        self, unseen: Iterable[Reading], again: Iterable[tuple[Reading, Iterable[Reading]]], condition: Condition
+    ) -> Head:
         """The head with calibrations from data that nothing was fitted to.
 
-        Each term gets its own, with errors in units of the expected one where labels of numbers are known.
+        Args:
+            unseen: readings of the data.
+            again: some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
+                rounding, which ties must not be lost to.
+            condition: what methods were given.
         """
-        surprise: dict[str, list[Tensor]] = {name: [] for name in self.terms}
-        errors: dict[str, list[Tensor]] = {name: [] for name in self.terms}
-        together: list[Tensor] = []
-        for reading in unseen:
-            scores = self.score(reading)
-            together.append(reading.of_inputs(self.combine(scores)))
-            for name, some in scores.items():
-                surprise[name].append(reading.of_inputs(some.epistemic))
-                if some.expected_error is not None and reading.label is not None:
-                    prediction = reading.prediction.value.to(some.epistemic.device)
-                    error = _in_units(match_labels(reading.label, prediction), prediction, some.expected_error)
-                    errors[name].append(reading.of_inputs(error))
+        spreads: dict[str, Spread | None] = {}
+        known = self._gathered(unseen, condition, spreads)
+        if not known or not len(known["surprise", ""]):
+            raise ValueError(
+                "there is nothing to calibrate with: no input came, none is in the holdout, or no pixel counts. Give "
+                "more, or check the labels of pixels."
+            )
+        twice: dict[Key, list[tuple[Tensor, Tensor]]] = {key: [] for key in known}
+        for whole, parts in again:
+            together, alone = (self._gathered(some, condition, {}) for some in ([whole], parts))
+            for key in known.keys() & together.keys():
+                twice[key].append((together[key], alone[key]))
+        fitted = {key: _fitted(key, scores, twice[key]) for key, scores in known.items()}
+        worst = max(calibration.margin for calibration in fitted.values())
+        if worst > MANY:
+            note(
+                "scores depend on the batch that an input comes in, as with dynamic quantisation: p-values and "
+                f"thresholds leave {100 * worst:.2g} % of a score for that, so that alarms are rarer than asked for."
+            )
         terms = {
-            name: FittedTerm(term.reduction, term.method, _fitted(surprise[name]), _conformal(errors[name]))
+            name: FittedTerm(
+                term.reduction, term.method, fitted["surprise", name], fitted.get(("error", name)), spreads.get(name)
+            )
             for name, term in self.terms.items()
         }
-        return Head(terms, self.combination, None if self.combination.single else _fitted(together))
+        return Head(terms, self.combination, None if self.combination.single else fitted["surprise", ""])
+
+    def _gathered(
+        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, Spread | None]
+    ) -> dict[Key, Tensor]:
+        """All that is calibrated, one number per input; what errors are in units of is noted in `spreads`."""
+        found: dict[Key, list[Tensor]] = {}
+        for reading in readings:
+            refuse_unusable(reading)
+            scores = self.score(reading)
+            amounts: dict[Key, Tensor] = {("surprise", ""): self.combine(scores, reading)}
+            for name, some in scores.items():
+                amounts["surprise", name] = some.epistemic
+                if has_errors(reading):
+                    spreads[name] = spread_of(reading, some, condition)
+                    amounts["error", name] = error_of(reading, unit_of(spreads[name], reading, some))
+            for key, values in amounts.items():
+                found.setdefault(key, []).append(reading.of_inputs(values))
+        return {key: torch.cat(parts) for key, parts in found.items()}
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -171,16 +220,23 @@ class Fitted:
         calibrated: what kind of data the calibrations come from.
         threshold: of the combined score.
         thresholds: of each term's own.
+        condition: what methods were given: only labels tell what speaks of labels.
     """
 
     head: Head
     calibrated: Calibrated | None = None
     threshold: float | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    condition: Condition = "prediction"
 
-    def calibrate(self, unseen: Iterable[Reading], calibrated: Calibrated) -> Fitted:
+    def calibrate(
+        self,
+        unseen: Iterable[Reading],
+        calibrated: Calibrated,
+        again: Iterable[tuple[Reading, Iterable[Reading]]] = (),
+    ) -> Fitted:
         """The same with calibrations from data that nothing was fitted to, and without a threshold."""
-        return Fitted(self.head.calibrated(unseen), calibrated)
+        return Fitted(self.head.calibrated(unseen, again, self.condition), calibrated, condition=self.condition)
 
     def alarm(self, false_alarm: float, confidence: float | None) -> Fitted:
         """The same with thresholds at a false-alarm rate."""
@@ -199,30 +255,45 @@ class Fitted:
 
     def interval(self, u: Uncertainty, coverage: float) -> tuple[Tensor, Tensor]:
         """Bounds around the predictions, as wide as unseen errors say."""
-        conformal = self.head.terms[self.head.leading].conformal
-        if conformal is None or u.expected_error is None:
+        term, value = self.head.terms[self.head.leading], u.prediction
+        if not value.is_floating_point():
             raise RuntimeError(
-                "intervals are for networks that predict numbers and need labelled data that the network was not "
-                "trained on: call fit(train, calibration=unseen) with a loader that gives (x, y)."
+                "intervals are for networks that predict numbers; this one predicts classes, whose uncertainty is in "
+                "u.aleatoric and u.p_value."
             )
-        half = conformal.covering(coverage) * u.expected_error.to(u.prediction.device)
-        return u.prediction - half, u.prediction + half
+        if term.conformal is None:
+            raise RuntimeError(
+                "intervals need labelled data that the network was not trained on: call fit(train, calibration=unseen) "
+                "with a loader that gives (x, y), y of the predictions' shape."
+            )
+        if term.spread is not None and u.spread is None:
+            raise RuntimeError(
+                "these scores do not tell how wide intervals are: they are older than the calibration, or of another "
+                "detector. Score the inputs again."
+            )
+        unit = torch.ones_like(value) if term.spread is None or u.spread is None else u.spread.to(value.device)
+        half = filled(term.conformal.covering(coverage) * unit, u.epistemic.isposinf(), math.nan)
+        # A label on the boundary must not be rounded out.
+        half = half + 4 * torch.finfo(value.dtype).eps * (value.abs() + half)
+        return value - half, value + half
 
     def result(self, reading: Reading) -> Uncertainty:
         """Scores of a batch, of each term and together."""
         head = self.head
         layers: dict[str, LayerScores] = {}
-        for name, scores in head.score(reading).items():
+        found = head.score(reading)
+        for name, scores in found.items():
             known = head.terms[name].calibration
-            layers[name] = scores
+            layers[name] = scores if self.condition == "label" else replace(scores, expected_error=None)
             if known is not None:
                 threshold = self.thresholds.get(name)
-                layers[name] = replace(scores, p_value=known.p_value(scores.epistemic), threshold=threshold)
-        leading = layers[head.leading]
+                layers[name] = replace(layers[name], p_value=known.p_value(scores.epistemic), threshold=threshold)
+        leading, term = layers[head.leading], head.terms[head.leading]
         epistemic, p_value = leading.epistemic, leading.p_value
         if not head.combination.single:
-            epistemic = head.combine(layers)
+            epistemic = head.combine(layers, reading)
             p_value = None if head.combined is None else head.combined.p_value(epistemic)
+        spread = None if term.conformal is None else unit_of(term.spread, reading, found[head.leading])
         return Uncertainty(
             prediction=reading.prediction.value,
             epistemic=epistemic,
@@ -233,6 +304,7 @@ class Fitted:
             threshold=self.threshold,
             expected_error=leading.expected_error,
             variance=reading.prediction.variance,
+            spread=None if spread is None else filled(spread, reading.unusable, math.nan),
         )
 
     def config(self) -> dict[str, Any]:
@@ -247,13 +319,11 @@ class Fitted:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitted:
         """The inverse of `config`, with the tensors of the head."""
-        head = Head.from_config(config["head"])
-        head.load_state_dict(tensors)
-        return cls(head, config["calibrated"], config["threshold"], config["thresholds"])
+        head = restore(lambda: Head.from_config(config["head"]), tensors)
+        return cls(head, config["calibrated"], config["threshold"], config["thresholds"], config["condition"])
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
+@gradients(False, lasting=True)
 def fit_terms(
     methods: Mapping[str, Method], features: Features, condition: Condition, combination: Combination, *, owner: str
 ) -> Fitted:
@@ -288,14 +358,14 @@ def fit_terms(
             with about(f"layer {name!r}"):
                 method.fit(z, y if method.conditional else None, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
-    return Fitted(Head(parts, combination).standardised(features))
+    return Fitted(Head(parts, combination).standardised(features), condition=condition)
 
 
 def _score(method: Method, reading: Reading, name: str, device: torch.device | None) -> LayerScores:
     """Score all rows of a term, in the shape of the predictions."""
     lattice = reading.lattice(name) if method.interpolates else None
     if lattice is not None:
-        prediction = reading.prediction.value.flatten().to(device)
+        prediction = reading.prediction.value.nan_to_num(0.0, 0.0, 0.0).flatten().to(device)
         scores = method.score(lattice if device is None else lattice.to(device), prediction)
         return reading.shaped(LayerScores(**scores._asdict()))
     parts = [
@@ -313,30 +383,11 @@ def _calibration(config: Mapping[str, Any] | None) -> Calibration | None:
     return None if config is None else Calibration.from_config(config)
 
 
-def _fitted(scores: list[Tensor]) -> Calibration:
-    known = torch.cat(scores) if scores else torch.zeros(0, device="cpu")
-    if len(known) == 0:
+def _fitted(key: Key, scores: Tensor, twice: list[tuple[Tensor, Tensor]]) -> Calibration:
+    wrong = int((~scores.isfinite()).sum())
+    if key[0] == "error" and wrong:
         raise ValueError(
-            "there is nothing to calibrate with: no input came, none is in the holdout, or no pixel counts. Give more, "
-            "or check the labels of pixels."
+            f"{wrong:,} of {len(scores):,} labels are NaN or infinite: leave those inputs out, or find out why."
         )
-    return Calibration().fit(known)
-
-
-def _conformal(errors: list[Tensor]) -> Calibration | None:
-    if not errors:
-        return None
-    found = torch.cat(errors)
-    wrong = int((~found.isfinite()).sum())
-    if wrong:
-        raise ValueError(
-            f"{wrong:,} of {len(found):,} labels are NaN or infinite: leave those inputs out, or find out why."
-        )
-    return Calibration().fit(found)
-
-
-def _in_units(label: Tensor, prediction: Tensor, expected: Tensor) -> Tensor:
-    """The error in units of the expected one, the largest of several outputs."""
-    error = (label - prediction).abs() / expected
-    several = expected.dim() == 2  # (n, q)
-    return error.amax(1) if several else error
+    together, alone = (torch.cat(parts) for parts in zip(*twice, strict=True)) if twice else (scores[:0],) * 2
+    return Calibration().fit(scores, (together, alone))

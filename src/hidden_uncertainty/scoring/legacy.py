@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..io import Unusable
+
+GRID = ("support", "log_weight", "log_volume")
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -15,13 +18,13 @@ def convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
     if "version" not in header:
         return _from_0_1(header, tensors)
     if header["version"] != 2:
-        raise ValueError(f"the file's header is of version {header['version']!r}; this version of the library reads 2.")
+        raise Unusable(f"the file's header is of version {header['version']!r}; this version of the library reads 2.")
     return header, tensors
 
 
 def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Content:
     """Version 0.1.0 saved `LatentDensity` alone: a density per layer, and one marginal beside them."""
-    layers, marginal = header["head"]["layers"], header["head"]["marginal"]
+    layers, (marginal, tensors) = header["head"]["layers"], _without_grid(header["head"]["marginal"], tensors)
     combine = header["combine"] if header["combine"] == "last" else {header["combine"]: 1.0}
     leading = layers[-1]["name"] if combine == "last" else header["combine"]
     threshold = header["threshold"]
@@ -52,3 +55,15 @@ def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Conte
             place, _, rest = key.partition(".density.")
             renamed[f"{place}.method.density.{rest}" if rest else key] = tensor
     return converted, renamed
+
+
+def _without_grid(
+    marginal: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+    """The marginal of numbers without the grid that it had: every input has its own now."""
+    if not marginal.get("fitted"):
+        return marginal, tensors
+    fitted = marginal["fitted"]
+    shapes = {name: shape for name, shape in fitted["shapes"].items() if name not in GRID}
+    kept = {key: tensor for key, tensor in tensors.items() if key not in {f"marginal.{name}" for name in GRID}}
+    return {**marginal, "fitted": {**fitted, "shapes": shapes}}, kept

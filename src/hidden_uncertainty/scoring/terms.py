@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from ..extract import OUTPUTS, Features, Lattice, Source
-from ..io import name_of, register
+from ..io import Unusable, name_of, register
 from ..notes import deprecated
 from ..reduce import How, Reduce
 
@@ -26,7 +27,7 @@ class Scores(NamedTuple):
     epistemic: Tensor  # (n,)
     aleatoric: Tensor | None = None  # (n,)
     log_aleatoric: Tensor | None = None  # (n,)
-    expected_error: Tensor | None = None  # (n,), or (n, q)
+    expected_error: Tensor | None = None  # (n,), or (n, q); shown to users only of methods that were given labels
 
 
 class Method(nn.Module, ABC):
@@ -41,6 +42,7 @@ class Method(nn.Module, ABC):
     fits = True  # whether there is anything to fit
     conditional = True  # whether it is fitted given predictions or labels
     needs_classes = False
+    smooth = True  # whether scores change little where z does; counts jump
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -189,7 +191,7 @@ def build(kinds: Mapping[str, Any], config: Mapping[str, Any], what: str) -> Any
     options = dict(config)
     kind = options.pop("kind")
     if kind not in kinds:
-        raise ValueError(f"the file holds a {what} of kind {kind!r}; this version knows {', '.join(kinds)}.")
+        raise Unusable(f"the file holds a {what} of kind {kind!r}; this version knows {', '.join(kinds)}.")
     return kinds[kind].from_config(options)
 
 
@@ -246,7 +248,7 @@ def check_combine(combine: Any, names: Sequence[str]) -> Combine:
     if isinstance(combine, Mapping):
         if not combine or not set(combine) <= set(names):
             raise ValueError(f"combine has weights for {list(combine)}; name some of the layers {list(names)}.")
-        numbers = all(isinstance(weight, int | float) and math.isfinite(weight) for weight in combine.values())
+        numbers = all(isinstance(weight, Real) and math.isfinite(weight) for weight in combine.values())
         weights = {name: float(weight) for name, weight in combine.items() if weight != 0} if numbers else {}
         if not weights:
             raise ValueError(f"combine's weights are finite numbers, not all zero; got {list(combine.values())}.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hidden_uncertainty.density.flow import _grid
-from hidden_uncertainty.density.flow._coupling import Couplings, Form
+from hidden_uncertainty.density.flow._coupling import Coupling, Couplings, Form
 
 FORMS: tuple[Form, ...] = ("glow", "realnvp")
 DIMS = (1, 2, 3, 5, 8)
@@ -120,3 +120,31 @@ def test_grid_takes_one_block_and_nothing_at_all(form: Form) -> None:
     flow = drawn(form, 4, blocks=1)
     for n, m in ((0, 3), (3, 0), (1, 1)):
         assert _grid.log_prob(flow, columns(4, n), columns(2, m).view(2, 1, m)).shape == (n, m)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_as_zuko_transforms(form: Form) -> None:
+    """zuko's coupling and affine transforms with the scales and shifts of ours, coupling by coupling."""
+    transforms = pytest.importorskip("zuko.transforms")
+    flow, u, c = drawn(form, 5), columns(5, 20), columns(2, 20, seed=1)
+    features = flow.features(c)
+    x, total = u.mT, torch.zeros(20, dtype=torch.float64)
+    for order, half, coupling in flow.steps():
+        x = x if order is None else x[:, order]
+        kept = torch.arange(5) < flow.sizes[0]
+
+        def meta(first: Tensor, coupling: Coupling = coupling) -> object:
+            s, t = (coupling.perceptron(first.mT) + coupling.added(features)).reshape(2, -1, 20)
+            log_scale = 2 * torch.tanh(s / 2)
+            # (u + t) scale is zuko's u scale + shift; zuko's own soft clamp of log_scale is undone.
+            clamped = log_scale / (1 - log_scale.abs() / math.log(1e3))
+            affine = transforms.MonotonicAffineTransform((t * log_scale.exp()).mT, clamped.mT, slope=1e-3)
+            return transforms.DependentTransform(affine, 1)
+
+        transform = transforms.CouplingTransform(meta, kept if half else ~kept)
+        out = transform(x)
+        total = total + transform.log_abs_det_jacobian(x, out)
+        x = out
+    base, log_scale = flow(u, c)
+    torch.testing.assert_close(base.mT, x)
+    torch.testing.assert_close(log_scale, total)

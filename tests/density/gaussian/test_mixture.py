@@ -58,17 +58,23 @@ def test_as_one_scikit_learn_mixture_per_class(
 
     monkeypatch.setattr(_classes, "kmeans", spy)
     monkeypatch.setattr(_classes, "STACK_CPU", 0)  # class by class, so that the spy sees each alone
-    density = GaussianMixture(3, covariance=covariance, shrinkage=None, max_iter=1000).fit(z, y)
+    density = GaussianMixture(3, covariance=covariance, shrinkage=None, tol=1e-9).fit(z, y)
+    ridge = 1e-6 * float(torch.cat([z[y == c] - z[y == c].mean(0) for c in range(3)]).square().mean())
     test = draw(seed=1)[0] + offset
     scores = every(density, test).numpy()
     for c in range(3):
         x = z[y == c].numpy()
         peer = sklearn.mixture.GaussianMixture(
-            3, covariance_type=covariance, max_iter=1000, **first_step(x, starts[len(x)], covariance, 1e-6)
+            3,
+            covariance_type=covariance,
+            reg_covar=ridge,
+            tol=1e-9,
+            max_iter=1000,
+            **first_step(x, starts[len(x)], covariance, ridge),
         ).fit(x)
-        np.testing.assert_allclose(density.log_weight[c].exp().numpy(), peer.weights_, rtol=1e-6)
-        np.testing.assert_allclose(density.mean[c].numpy(), peer.means_, rtol=1e-6)
-        np.testing.assert_allclose(scores[:, c], peer.score_samples(test.numpy()), rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(density.log_weight[c].exp().numpy(), peer.weights_, rtol=1e-3)
+        np.testing.assert_allclose(density.mean[c].numpy(), peer.means_, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(scores[:, c], peer.score_samples(test.numpy()), rtol=1e-3, atol=1e-3)
 
 
 def gaussian(x: Array, z: Array, ridge: float) -> Array:
@@ -87,7 +93,8 @@ def test_many_dimensions_with_two_threads(dim: int, dtype: Any, tolerance: float
     cluster, y = torch.arange(2 * n * classes) % 2, torch.arange(classes).repeat_interleave(2 * n)
     z = torch.randn(len(y), dim, generator=generator, dtype=torch.float64).cumsum(1) / math.sqrt(dim)
     z = (z + y[:, None] + 20 * cluster[:, None]).float().double()  # clusters that share no row
-    density = GaussianMixture(2, shrinkage=None, ridge=0.1, dtype=dtype).fit(z, y)
+    within = torch.cat([z[y == c] - z[y == c].mean(0) for c in range(classes)]).square().mean()
+    density = GaussianMixture(2, shrinkage=None, ridge=0.1 / float(within), dtype=dtype).fit(z, y)
     scores = every(density, z[::10])
     for c in range(classes):
         parts = [gaussian(z[(y == c) & (cluster == k)].numpy(), z[::10].numpy(), 0.1) for k in range(2)]
@@ -213,15 +220,17 @@ def test_linear_maps_do_not_matter_to_one_gaussian(covariance: Covariance, matri
     torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-8)
 
 
-def test_the_order_of_rows() -> None:
-    """Starts are drawn by position within a class: the order matters to several components, but not across classes."""
-    z, y = draw()
-    shuffle = torch.randperm(len(y), generator=torch.Generator().manual_seed(5))
-    sort = y.argsort(stable=True)
-    for components, order in ((1, shuffle), (3, sort)):
-        density = GaussianMixture(components, max_iter=1000)
-        before = every(copy.deepcopy(density).fit(z, y), z)
-        torch.testing.assert_close(every(density.fit(z[order], y[order]), z), before, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_the_order_of_rows(covariance: Covariance, dtype: torch.dtype) -> None:
+    z, y = draw((250, 200), dim=6, clusters=2)
+    z, y, test = z[:350].to(dtype), y[:350], z[350:]
+    for components, restarts, nats in ((1, 1, 5e-5), (2, 1, 0.01), (3, 2, 0.01)):  # one: 1e-5 of five deviations
+        density = GaussianMixture(components, covariance=covariance, restarts=restarts)
+        before = every(density.fit(z, y), test).logsumexp(1)
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(components))
+        found = every(density.fit(z[order], y[order]), test).logsumexp(1)
+        torch.testing.assert_close(found, before, rtol=0, atol=nats)
 
 
 def test_names_of_classes_do_not_matter() -> None:

@@ -61,6 +61,38 @@ def test_damaged_inside(write: Write, tmp_path: Path) -> None:
         svhn("test", root=tmp_path)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_one_flipped_bit_is_an_error_or_changes_one_value(compressed: bool, write: Write, tmp_path: Path) -> None:
+    content = mat(compressed, X=PIXELS[..., :3], y=LABELS[:3])
+    path = write("test_32x32.mat", content)
+    whole = svhn("test", root=tmp_path)
+    assert whole.labels is not None
+    some = np.random.default_rng(1).choice(len(content), 100, replace=False)  # besides all tags
+    errors = 0
+    with path.open("r+b", buffering=0) as file:
+        for place in {*range(100, 200), *range(len(content) - 80, len(content)), *map(int, some)}:
+            for bit in range(8):
+                file.seek(place)
+                file.write(bytes([content[place] ^ (1 << bit)]))
+                try:
+                    read = svhn("test", root=tmp_path)
+                    assert read.images.shape == whole.images.shape and read.labels is not None
+                    different = int((read.images != whole.images).sum() + (read.labels != whole.labels).sum())
+                    assert different <= (0 if compressed else 1)  # a compressed file has a checksum of its content
+                except ValueError:
+                    errors += 1
+            file.seek(place)
+            file.write(content[place : place + 1])
+    assert errors > 500
+
+
+@pytest.mark.parametrize("kind", ["<f4", "<f8", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "i1", "u1"])
+def test_labels_of_any_type(kind: str, write: Write, tmp_path: Path) -> None:
+    write("test_32x32.mat", mat(X=PIXELS, y=LABELS.astype(kind), other="text", more={"a": 1.0}))
+    read = svhn("test", root=tmp_path)
+    assert read.labels is not None and read.labels.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...io import expect
+
 Form = Literal["glow", "realnvp"]
 BOUND = 2.0  # of a coupling's log scale, either way; FrEIA has the same default
 
@@ -172,18 +174,24 @@ class Couplings(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = (dim // 2, dim - dim // 2)
-        turns = [(1, 0)] * blocks if form == "glow" else [((block + 1) % 2,) for block in range(blocks)]
-        self.turns = turns if dim > 1 else [(1,)] * blocks  # which halves a block changes, in turn
         widths = [condition, *condition_hidden]
         self.weights = nn.ParameterList(torch.zeros(b, a, device="cpu") for a, b in pairwise(widths))
         self.biases = nn.ParameterList(torch.zeros(width, 1, device="cpu") for width in widths[1:])
-        self.couplings = nn.ModuleList(
-            Coupling(self.sizes[1 - half], self.sizes[half], widths[-1], hidden, stack=1 if form == "glow" else 2)
-            for turn in self.turns
-            for half in turn
-        )
+        self.turns: list[tuple[int, ...]] = []  # which halves a block changes, in turn
+        self.couplings = nn.ModuleList()
+        for block in range(blocks):
+            turn: tuple[int, ...] = (1,) if dim == 1 else (1, 0) if form == "glow" else ((block + 1) % 2,)
+            self.turns.append(turn)
+            for half in turn:
+                kept, changed = self.sizes[1 - half], self.sizes[half]
+                self.couplings.append(Coupling(kept, changed, widths[-1], hidden, stack=1 if form == "glow" else 2))
         permutations = blocks - 1 if form == "glow" and dim > 1 else 0
         self.register_buffer("order", torch.arange(dim, device="cpu").repeat(permutations, 1))
+
+    def check(self) -> None:
+        """Raise a ValueError where the tensors cannot be those of a fit."""
+        places = torch.arange(self.order.shape[1], device=self.order.device)
+        expect(self.order.sort(1).values == places, "an order of the coordinates is no permutation")
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw the permutations and the hidden layers: the flow is then the identity, up to permutations."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...precision import gradients
 from ._coupling import BOUND, Coupling, Couplings
 
 CHUNK = 1024  # pairs per thread at a time: what a coupling needs for them stays in a core's cache
@@ -22,7 +23,7 @@ class Folded(NamedTuple):
     bias: Tensor  # of the last layer, left to the condition
 
 
-@torch.no_grad()
+@gradients(False)
 def log_prob(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
     """log p(u_i | c_j): (n, m). The condition's perceptron sees m columns, the first coupling's n, the others n m.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
+from ...io import expect
 from ...notes import note, warn
-from ...precision import full_precision
+from ...precision import gradients, precise
 from ..base import Density
 from ..checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
 from ..directions import Directions, draw_holdout
@@ -109,7 +111,7 @@ class ConditionalFlow(Density):
         counts = {"batch_size": batch_size, "max_epochs": max_epochs, "patience": patience}
         check_counts(blocks=blocks, **{name: value for name, value in counts.items() if value is not None})
         for name, widths in (("hidden", hidden), ("condition_hidden", condition_hidden)):
-            if not all(isinstance(width, int) and width > 0 for width in widths):
+            if not all(isinstance(width, Integral) and width > 0 for width in widths):
                 raise ValueError(f"{name} must be widths of layers such as (100, 100), not {widths!r}.")
         if not noise > 0:
             raise ValueError(f"noise must be above zero, not {noise}: activations lie on a thin manifold.")
@@ -132,29 +134,29 @@ class ConditionalFlow(Density):
         for name in ("classes", "y_center", "y_deviation"):
             self.register_buffer(name, None)
 
+    @gradients(True, lasting=True)
+    @precise
     def _fit(self, z: Tensor, y: Tensor) -> Self:
-        with torch.inference_mode(False), torch.enable_grad():
-            z, y = (check_numbers if y.is_floating_point() else check_classes)(z, y, self.dtype)
-            if len(z) < FEWEST:
-                raise ValueError(f"a flow needs at least {FEWEST} samples, not {len(z)}.")
-            classes = center = deviation = None
-            if y.is_floating_point():
-                center, deviation = y.mean(0).to(z.dtype), y.std(0).to(z.dtype)
-                condition = _standardised(y, center, deviation)
-            else:
-                classes = y.unique()
-                condition = (y[:, None] == classes).to(z.dtype)
-            holdout = draw_holdout(len(z), self.holdout, self.seed, z.device)
-            directions = Directions().fit(z, holdout=holdout)
-            u = directions(z)[0]
-            flow = self._couplings(u.shape[1], condition.shape[1]).to(u)
-            flow.reset(torch.Generator().manual_seed(self.seed))
-            fitted, checked = (
-                Sample(u[rows].mT.contiguous(), condition[rows].mT.contiguous()) for rows in (~holdout, holdout)
-            )
-            schedule = Schedule(**{name: getattr(self, name) for name in Schedule._fields})
-            with full_precision(z.device):
-                trained = train(flow, fitted, checked, schedule)
+        z, y = (check_numbers if y.is_floating_point() else check_classes)(z, y, self.dtype)
+        if len(z) < FEWEST:
+            raise ValueError(f"a flow needs at least {FEWEST} samples, not {len(z)}.")
+        classes = center = deviation = None
+        if y.is_floating_point():
+            center, deviation = y.mean(0).to(z.dtype), y.std(0).to(z.dtype)
+            condition = _standardised(y, center, deviation)
+        else:
+            classes = y.unique()
+            condition = (y[:, None] == classes).to(z.dtype)
+        holdout = draw_holdout(len(z), self.holdout, self.seed, z.device)
+        directions = Directions().fit(z, holdout=holdout)
+        u = directions(z)[0]
+        flow = self._couplings(u.shape[1], condition.shape[1]).to(u)
+        flow.reset(torch.Generator().manual_seed(self.seed))
+        fitted, checked = (
+            Sample(u[rows].mT.contiguous(), condition[rows].mT.contiguous()) for rows in (~holdout, holdout)
+        )
+        schedule = Schedule(**{name: getattr(self, name) for name in Schedule._fields})
+        trained = train(flow, fitted, checked, schedule)
         self.directions, self.flow = directions, flow.requires_grad_(False)
         self.classes, self.y_center, self.y_deviation = classes, center, deviation
         dropped = directions.describe()
@@ -163,6 +165,7 @@ class ConditionalFlow(Density):
         self._warn(trained)
         return self
 
+    @precise
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
 
@@ -175,12 +178,12 @@ class ConditionalFlow(Density):
         if z.dim() != 2 or z.shape[1] != self.directions.dim:
             raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
         condition = self._condition(support, len(z))  # (1, m, q) or (n, m, q)
-        with full_precision(z.device):
-            u, rest = self.directions(z.detach())
-            scores = log_prob(flow, u.mT.contiguous(), condition.movedim(-1, 0))
+        u, rest = self.directions(z.detach())
+        scores = log_prob(flow, u.mT.contiguous(), condition.movedim(-1, 0))
         return rest[:, None] + scores
 
-    @torch.no_grad()
+    @gradients(False)
+    @precise
     def sample(self, support: Tensor, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw activations given each support point, blurred as the density is: (count, m, d).
 
@@ -193,10 +196,9 @@ class ConditionalFlow(Density):
         condition = self._condition(support, 0)[0].mT.repeat(1, count)  # (q, count · m)
         random = generator or torch.Generator(condition.device).manual_seed(self.seed)
         draw = partial(torch.randn, generator=random, dtype=condition.dtype, device=condition.device)
-        with full_precision(condition.device):
-            u = flow.inverse(draw(at.kept, condition.shape[1]), condition).mT
-            off = draw(len(u), at.dim) * at.residual_deviation
-            z = at.center + (u * at.deviation - off @ at.basis) @ at.basis.mT + off
+        u = flow.inverse(draw(at.kept, condition.shape[1]), condition).mT
+        off = draw(len(u), at.dim) * at.residual_deviation
+        z = at.center + (u * at.deviation - off @ at.basis) @ at.basis.mT + off
         return z.view(count, -1, at.dim)
 
     def _condition(self, support: Tensor, n: int) -> Tensor:
@@ -260,6 +262,11 @@ class ConditionalFlow(Density):
             flow = density._couplings(density.directions.kept, classes or numbers).to(center)
             density.flow = flow.requires_grad_(False)
         return density
+
+    def check(self) -> None:
+        """Raise a ValueError where the tensors cannot be those of a fit."""
+        expect(self.y_deviation is None or self.y_deviation > 0, "a deviation of ŷ is not positive")
+        expect(self.classes is None or self.classes.diff() > 0, "classes do not ascend")
 
     def extra_repr(self) -> str:
         """The arguments that shape the density."""

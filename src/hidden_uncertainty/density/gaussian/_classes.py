@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...progress import progress_bar
-from ..linalg import Shrinkage, find_target, gram, precision_factor
+from ..linalg import Shrinkage, find_target, gram, mean_square, power_of_two, precision_factor
 from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures
-from ._kmeans import candidates, kmeans
+from ._kmeans import kmeans
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
 STACK_CPU = 1 << 17  # a larger class keeps a CPU busy; small ones are up to 14 times as fast together (bench/)
@@ -36,20 +37,39 @@ def fit_classes(
     restarts: int,
     min_samples: int,
     seed: int,
+    variance: float | None = None,
 ) -> ClassFit:
-    """Fit one mixture per class to rows z (n, d) with classes y (n,)."""
+    """Fit one mixture per class to rows z (n, d) with classes y (n,).
+
+    Args:
+        z: rows.
+        y: their classes.
+        components: per class.
+        options: of EM; the ridge is a share of `variance`.
+        restarts: starts tried.
+        min_samples: rows that a class must have for each component.
+        seed: of the directions in which all starts but the first split clusters.
+        variance: None is that of all rows around the means of their classes, averaged over dimensions; where rows
+            repeat within classes it is that around the mean of all, and where all are the same, their mean square.
+    """
     classes, counts = y.unique(return_counts=True)
     sizes = counts.tolist()
     rows = list(z[y.argsort(stable=True)].split(sizes))
     middle = torch.stack([r.mean(0, dtype=torch.float64).to(z.dtype) for r in rows])  # (C, d)
     for r, m in zip(rows, middle, strict=True):
         r -= m  # classes may lie far apart: centred on its own middle, each keeps its digits
+    if variance is None:
+        variance = _variance(z, rows)
+    # In units that are about a deviation, no square over- or underflows; by a power of two, no digit changes.
+    unit = power_of_two(variance**0.5)
+    for r in rows:
+        r /= unit
+    ridge, options = options.ridge, options._replace(ridge=options.ridge * variance / unit**2)
     granted = [max(1, min(components, size // min_samples)) for size in sizes]
     random = torch.Generator().manual_seed(seed)
-    draws = [
-        [torch.rand(k, candidates(k), generator=random, dtype=torch.float64, device="cpu") for k in granted]
-        for _ in range(restarts)
-    ]  # restart by restart, so that more restarts include the fewer
+    starts: list[Tensor | None] = [None]  # more restarts include the fewer
+    for _ in range(restarts - 1):
+        starts.append(torch.randn(components, z.shape[1], generator=random, dtype=torch.float64, device="cpu").to(z))
     out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
     small = [c for c, size in enumerate(sizes) if size < min_samples]
     with progress_bar("fitting mixtures", len(sizes)) as bar:
@@ -57,13 +77,12 @@ def fit_classes(
             x, present = _pad([rows[c] for c in stack])
             k = granted[stack[0]]
             best: Fit | None = None
-            for r in range(restarts):
-                start = kmeans(x, present, k, torch.stack([draws[r][c] for c in stack]).to(x.device))
-                fit = _fit_stack(x, present, start, options)
-                best = fit if best is None else _better(best, fit)
+            for directions in starts if k > 1 else starts[:1]:
+                fit = _fit_stack(x, present, kmeans(x, present, k, directions), options)
+                best = fit if best is None else _better(best, fit, options.tol)
             assert best is not None
             out.store(stack, best)
-            bar.advance(len(stack), likelihood=float(best.log_likelihood.mean()))
+            bar.advance(len(stack), likelihood=float(best.log_likelihood.mean()) - z.shape[1] * math.log(unit))
         if small:
             pooled = _pooled(rows, options.shrinkage)
             for c in small:
@@ -73,7 +92,7 @@ def fit_classes(
     if not bool(out.sound.all()):
         bad = [names[c] for c in (~out.sound).nonzero()[:, 0].tolist()]
         raise ValueError(
-            f"the covariance of class {bad} is singular to working precision even with ridge={options.ridge:g}: "
+            f"the covariance of class {bad} is singular to working precision even with ridge={ridge:g}: "
             "raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions further."
         )
     fallbacks = [
@@ -82,8 +101,20 @@ def fit_classes(
         for c, size in enumerate(sizes)
         if granted[c] < components or size < min_samples
     ]
-    mixtures = out.mixtures._replace(mean=out.mixtures.mean.double() + middle[:, None].double())
+    log_weight, mean, factor = out.mixtures
+    mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
     return ClassFit(classes, z.mean(0), mixtures, out.converged, fallbacks)
+
+
+def _variance(z: Tensor, rows: list[Tensor]) -> float:
+    """The mean variance within classes, given rows and centred rows; or what else tells the scale of the data."""
+    square = mean_square([z])
+    rounding = (32 * torch.finfo(z.dtype).eps) ** 2 * square  # what the variance of a constant may come out as
+    within = mean_square(rows)
+    if within > rounding:
+        return within
+    across = mean_square([z - z.mean(0)])
+    return across if across > rounding else square or 1.0
 
 
 def _fit_stack(x: Tensor, present: Tensor, start: Tensor, options: EMOptions) -> Fit:
@@ -100,9 +131,9 @@ def _fit_stack(x: Tensor, present: Tensor, start: Tensor, options: EMOptions) ->
     return _combine(mend, fit, fine)
 
 
-def _better(one: Fit, other: Fit) -> Fit:
-    """Class by class, the likelier of two fits."""
-    which = other.sound & ((other.log_likelihood > one.log_likelihood) | ~one.sound)
+def _better(one: Fit, other: Fit, margin: float) -> Fit:
+    """Class by class, the likelier of two fits; the first where rounding and stopping, rather than data, decide."""
+    which = other.sound & ((other.log_likelihood > one.log_likelihood + margin) | ~one.sound)
 
     def pick(old: Tensor, new: Tensor) -> Tensor:
         return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..linalg import log_det, precision_factor
+from ...io import expect
+from ..linalg import check_factor, log_det, precision_factor
 from ._em import Mixtures, distances, factor_shape, whiten_means
 
 JointCovariance = Literal["full", "tied", "diag"]
+Lines = tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]
 
 
 class Conditional(nn.Module):
@@ -80,31 +83,46 @@ class Conditional(nn.Module):
         across = distances(u[None], self.across[None], self.across_bias[None], self.covariance)[0]
         return across, torch.einsum("nr,krs->nks", u, self.along) - self.along_bias
 
-    def log_prob(self, across: Tensor, along: Tensor, y: Tensor) -> Tensor:
-        """log p(u | y) from the coordinates of u, for y (m, q) or (n, m, q) in float64: (n, m)."""
-        prior = self.log_prior(y)
-        prior = (prior - prior.logsumexp(-1, keepdim=True)).to(across.dtype)
-        squares = across[:, None]
-        for j in range(along.shape[-1]):
-            move = self._project(y, self.slope[:, j]).to(across.dtype)
-            squares = squares + (along[:, None, :, j] + move).square()  # (n, m, k)
-        return _mix(prior + self.u_scale, squares)
+    def log_prob(self, across: Tensor, along: Tensor, y: Tensor, lines: Lines | None = None) -> Tensor:
+        """log p(u | y) from the coordinates of u, for y (m, q) or (n, m, q) in float64: (n, m).
+
+        Args:
+            across: the first part of u.
+            along: the second.
+            y: the points.
+            lines: what `lines` gives, where many points follow each other.
+        """
+        scale, factors, slopes = self.lines() if lines is None else lines
+        y = y if y.dim() == 3 else y[None]
+        prior = scale - 0.5 * sum(_along(y, line).square() for line in factors)
+        prior = (prior - prior.amax(0)).to(across.dtype)
+        squares = across.mT[..., None]
+        for j, line in enumerate(slopes):
+            squares = squares + (along[..., j].mT[..., None] + _along(y, line).to(across.dtype)).square()  # (k, n, m)
+        return _mix(prior - _log_sum(prior) + self.u_scale[:, None, None], squares)
+
+    def lines(self) -> Lines:
+        """log w_k |A| (2π)^(-q/2), and the columns of A and rows of R as functions of y, in float64."""
+        mean = self.y_mean.double()
+
+        def line(direction: Tensor) -> list[Tensor]:  # (k, q)
+            shift = -(mean * direction).sum(-1)
+            return [part[:, None, None] for part in (shift, *direction.unbind(-1))]
+
+        factors, slopes = self.y_factor.double().unbind(-1), self.slope.double().unbind(1)
+        return self.y_scale.double()[:, None, None], [*map(line, factors)], [*map(line, slopes)]
 
     def log_evidence(self, across: Tensor, along: Tensor) -> Tensor:
         """log p(u), y integrated out, from the coordinates of u: (n,)."""
         white = torch.einsum("nks,kst->nkt", along, self.along_factor)
         log_weight = self.y_scale - log_det(self.y_factor) + 0.5 * self.y_mean.shape[1] * math.log(2 * math.pi)
-        return _mix(log_weight + self.u_scale + log_det(self.along_factor), across + white.square().sum(-1))
+        scale = log_weight + self.u_scale + log_det(self.along_factor)
+        return _mix(scale[:, None], (across + white.square().sum(-1)).mT)
 
     def log_prior(self, y: Tensor) -> Tensor:
-        """log w_k + log N_k(y) for y (..., q) in float64: (..., k)."""
-        squares = [self._project(y, self.y_factor[..., j]).square() for j in range(y.shape[-1])]
-        return self.y_scale.double() - 0.5 * sum(squares)
-
-    def _project(self, y: Tensor, direction: Tensor) -> Tensor:
-        """(y - μ_y) · v for y (..., q) in float64 and one vector v per component (k, q): (..., k)."""
-        direction = direction.double()
-        return y @ direction.mT - (self.y_mean.double() * direction).sum(-1)
+        """log w_k + log N_k(y) for y (n, q) in float64: (k, n)."""
+        scale, factors, _ = self.lines()
+        return (scale - 0.5 * sum(_along(y[None], line).square() for line in factors))[:, 0]
 
     def _shapes(self, k: int, q: int, r: int, s: int) -> dict[str, tuple[int, ...]]:
         return {
@@ -137,6 +155,17 @@ class Conditional(nn.Module):
                 setattr(made, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
         return made
 
+    def check(self) -> None:
+        """Raise a ValueError where the tensors cannot be those of a fit."""
+        if self.slope is None:
+            return
+        check_factor(self.y_factor)
+        check_factor(self.along_factor)
+        triangular = self.across > 0 if self.covariance == "diag" else self.across.tril(-1) == 0
+        expect(triangular, "the factor of a covariance is not triangular")
+        log_weight = self.y_scale - log_det(self.y_factor) + 0.5 * self.y_mean.shape[1] * math.log(2 * math.pi)
+        expect(log_weight.logsumexp(0).abs() < 1e-3, "the weights of components do not sum to one")
+
 
 def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
     """A, log |Z|, U, Z Q, R and the factor for a Q, of one component's W (q + r, q + r)."""
@@ -150,6 +179,18 @@ def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
     return a, log_det(z), upper, along, slope, precision_factor(eye + spread @ spread.mT)[0]
 
 
+def _along(y: Tensor, line: Sequence[Tensor]) -> Tensor:
+    """(y - μ_y) · v for y (n, m, q) and one vector v per component: (k, n, m)."""
+    shift, *slopes = line
+    return shift + sum(part * slope for part, slope in zip(y.unbind(-1), slopes, strict=True))
+
+
 def _mix(scale: Tensor, squares: Tensor) -> Tensor:
-    """logsumexp of scale - ½ squares over components, finite when squares overflow."""
-    return (scale - 0.5 * squares.clamp(max=torch.finfo(squares.dtype).max / 8)).logsumexp(-1)
+    """logsumexp of scale - ½ squares over components, (k, ...), finite when squares overflow."""
+    return _log_sum(scale - 0.5 * squares.clamp(max=torch.finfo(squares.dtype).max / 8))
+
+
+def _log_sum(x: Tensor) -> Tensor:
+    """logsumexp over the first dimension; exp is slow where it underflows, so that is kept from it."""
+    top = x.amax(0)
+    return top + (x - top).clamp(min=-80).exp().sum(0).log()

@@ -1,6 +1,6 @@
 """Expectation-maximisation for a stack of Gaussian mixtures, one per class, all with the same number of components.
 
-Everything here is a pure function of tensors with a leading stack dimension B. Steps and stopping are those of
+Everything here is a pure function of tensors with a leading stack dimension B. Without shrinkage, steps are those of
 scikit-learn's `GaussianMixture`, so that from the same start both arrive at the same parameters.
 """
 
@@ -12,10 +12,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import CHUNK, Shrinkage, Target, find_target, gram, log_det, precision_factor
+from ..linalg import CHUNK, Shrinkage, Target, find_target, gram, precision_factor
 from ._packed import pack, packed_squares
 
 MANY = 16  # means under one covariance, from which on their distances are one product
+SLOWEST = 0.98  # each change is taken to be at most this share of the one before, or the rest would have no end
+INFLATION = 1e4  # of a variance over what the other features leave of it: log p in float32 is off by 1e-6 of this
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 
@@ -25,9 +27,9 @@ class EMOptions(NamedTuple):
 
     covariance: Covariance = "full"
     shrinkage: Shrinkage | None = None
-    ridge: float = 1e-6
-    tol: float = 1e-3
-    max_iter: int = 100
+    ridge: float = 1e-6  # added to variances as it is; `fit_classes` takes a share of the data's variance
+    tol: float = 1e-2
+    max_iter: int = 300
 
 
 class Mixtures(NamedTuple):
@@ -60,17 +62,15 @@ def factor_shape(classes: int, components: int, dim: int, covariance: Covariance
 
 
 def log_scale(mixtures: Mixtures, covariance: Covariance) -> Tensor:
-    """log w_k + log |W_k| - d/2 log 2π, a component's log-density without its distance: (B, k)."""
+    """log w_k + log |W_k| - d/2 log 2π, a component's log-density without its distance, in float64: (B, k)."""
     log_weight, mean, factor = mixtures
     dim = mean.shape[-1]
-    if covariance == "full":
-        determinant = log_det(factor)
-    elif covariance == "tied":
-        determinant = log_det(factor)[:, None]
-    elif covariance == "diag":
-        determinant = factor.log().sum(-1)
-    else:
-        determinant = dim * factor.log()
+    if covariance in ("full", "tied"):
+        factor = factor.diagonal(dim1=-2, dim2=-1)
+    determinant = factor.double().log()
+    determinant = dim * determinant if covariance == "spherical" else determinant.sum(-1)
+    if covariance == "tied":
+        determinant = determinant[:, None]
     return log_weight + determinant - 0.5 * dim * math.log(2 * math.pi)
 
 
@@ -110,18 +110,30 @@ def _to_means(white: Tensor, bias: Tensor) -> Tensor:
 
 def component_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> Tensor:
     """log w_k + log N(x | μ_k, Σ_k) for rows x (B, n, d): (B, n, k)."""
+    rest, common = _relative_log_prob(x, mixtures, covariance)
+    return rest + common.to(x.dtype)[:, None, None]
+
+
+def _relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> tuple[Tensor, Tensor]:
+    """What `component_log_prob` gives, (B, n, k), less what the components have in common, in float64, (B,).
+
+    In many dimensions the common part is so large that float32 would round away what a step of EM gains.
+    """
     bias = whiten_means(mixtures.mean, mixtures.factor, covariance)
-    return log_scale(mixtures, covariance)[:, None] - 0.5 * distances(x, mixtures.factor, bias, covariance)
+    scale = log_scale(mixtures, covariance)
+    common = scale.amax(1)
+    squares = distances(x, mixtures.factor, bias, covariance)
+    return (scale - common[:, None]).to(x.dtype)[:, None] - 0.5 * squares, common
 
 
 def maximise(
-    x: Tensor, responsibility: Tensor, options: EMOptions, target: Target | None = None
-) -> tuple[Mixtures, Tensor, Target | None]:
+    x: Tensor, responsibility: Tensor, options: EMOptions, intensity: Tensor | None = None
+) -> tuple[Mixtures, Tensor, Tensor | None]:
     """The M-step: mixtures from responsibilities (B, n, k).
 
     Returns:
-        The mixtures, which of them are numerically sound (B,), and what their covariances were shrunk towards: the
-        target given, else the one that `options` asks for.
+        The mixtures, which of them are numerically sound (B,), and the intensity of shrinkage (B,): what their rows ask
+        for, but no more than the one given.
     """
     least = 10 * torch.finfo(x.dtype).eps
     count = responsibility.sum(1) + least  # (B, k)
@@ -136,22 +148,21 @@ def maximise(
             variance, rounding = variance.mean(-1), rounding.mean(-1)
         sound = ((variance > rounding) & variance.isfinite()).flatten(1).all(1)
         return Mixtures(log_weight, mean, variance.rsqrt()), sound, None
-    shrink = target is None and options.shrinkage is not None
-    cov, fourth = _scatter(x, responsibility, mean, with_fourth=shrink)
+    cov, fourth = _scatter(x, responsibility, mean, with_fourth=options.shrinkage is not None)
     if options.covariance == "tied":  # a mixture with one covariance, (B, 1, d, d)
         cov, fourth, count = (total.sum(1, keepdim=True) for total in (cov, fourth, count))
         rounding = rounding.amax(1, keepdim=True)
     cov /= count[..., None, None]
-    if shrink and options.shrinkage is not None:
-        target = find_target(cov, count.double(), fourth, options.shrinkage)
-    if target is not None:
-        cov = target.shrink(cov)
+    if options.shrinkage is not None:
+        asked, scale = find_target(cov, count.double(), fourth, options.shrinkage)
+        intensity = asked if intensity is None else torch.minimum(intensity, asked)
+        cov = Target(intensity, scale).shrink(cov)
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     factor, good = precision_factor(cov)
     sound = (good & has_digits(cov, factor, rounding)).all(1)
     if options.covariance == "tied":
         factor = factor[:, 0]
-    return Mixtures(log_weight, mean, factor.to(x.dtype)), sound, target
+    return Mixtures(log_weight, mean, factor.to(x.dtype)), sound, intensity
 
 
 def _variance(x: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
@@ -166,10 +177,10 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
     for k in range(components):
         rows, weight = _with_weight(x, responsibility[..., k])
         centred = rows - mean[:, k, None]
-        if with_fourth:
-            norm = centred.square().sum(-1, dtype=torch.float64)  # whose square may be beyond float32
-            fourth[:, k] = (weight * norm.square()).sum(1)
         centred *= weight.sqrt()[..., None]
+        if with_fourth:
+            norm = torch.linalg.vector_norm(centred, dim=-1).double()
+            fourth[:, k] = (norm.square().square() / weight.clamp(min=torch.finfo(weight.dtype).tiny)).sum(1)
         scatter[:, k] = gram(centred)
     return scatter, fourth
 
@@ -184,16 +195,32 @@ def _with_weight(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
-    """Whether the variance that each feature adds to those before it is clear of rounding."""
+    """Whether the variance that each feature adds to those before it, and to all others, is clear of rounding.
+
+    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone.
+
+    Args:
+        cov: (..., d, d).
+        factor: of its inverse.
+        rounding: of its diagonal, in the precision in which it was computed.
+    """
+    variance = cov.diagonal(dim1=-2, dim2=-1)
     pivot = factor.diagonal(dim1=-2, dim2=-1).pow(-2)
-    products = 32 * torch.finfo(rounding.dtype).eps * cov.diagonal(dim1=-2, dim2=-1)
-    return (pivot > products + rounding).all(-1)
+    enough = (pivot > 32 * torch.finfo(rounding.dtype).eps * variance + rounding).all(-1)
+    if rounding.dtype == torch.float64:
+        return enough
+    return enough & (factor.square().sum(-1) * variance < INFLATION).all(-1)
 
 
 def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EMOptions) -> Fit:
-    """Run EM from responsibilities until each mixture's mean log-likelihood changes by less than tol.
+    """Run EM from responsibilities until log p of a mixture's rows would change by less than tol, on average.
 
-    The target of shrinkage is found at the start and kept, so that EM has one fixed point.
+    How far it would still change is extrapolated from the last two changes, as if they went on in proportion: where EM
+    is slow, many small steps add up. Changes of rows do not cancel, as they do in the likelihood, which is no measure
+    where covariances are shrunk: there it may fall, and stands still where it turns.
+
+    Shrinkage follows what EM finds, but its intensity never rises: wider components ask for more of it, which makes
+    them wider, and EM would drift without end.
 
     Args:
         x: (B, n, d), padded to the same n.
@@ -205,27 +232,35 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EM
     alone = responsibility.shape[-1] == 1
     if alone:
         responsibility = present[..., None]
-    mixtures, sound, target = maximise(x, responsibility, options)
-    likelihood = torch.full_like(size, -torch.inf, dtype=torch.float64)
+    mixtures, sound, intensity = maximise(x, responsibility, options)
+    likelihood = torch.zeros_like(size, dtype=torch.float64)
+    before, change = torch.zeros_like(present), torch.full_like(size, torch.inf)
+    rounding = x.shape[-1] * torch.finfo(x.dtype).eps  # smaller changes are those of rounding
     iterations = torch.zeros_like(size, dtype=torch.long)
     converged = torch.zeros_like(sound)
-    for _ in range(options.max_iter):
-        joint = component_log_prob(x, mixtures, options.covariance)
+    for step in range(options.max_iter):
+        joint, common = _relative_log_prob(x, mixtures, options.covariance)
         log_norm = joint.logsumexp(-1, keepdim=True)  # (B, n, 1)
-        found = (log_norm[..., 0] * present).sum(1, dtype=torch.float64) / size
+        found = (log_norm[..., 0] * present).sum(1, dtype=torch.float64) / size + common
         if alone:  # one Gaussian is responsible for all rows: another M-step would repeat the first
             return Fit(mixtures, found, iterations + 1, torch.ones_like(converged), sound)
         responsibility = (joint - log_norm).exp_() * present[..., None]
-        better, well, _ = maximise(x, responsibility, options, target)
+        better, well, intensity = maximise(x, responsibility, options, intensity)
         go_on = ~converged
         mixtures = Mixtures(*(_choose(go_on, new, old) for new, old in zip(better, mixtures, strict=True)))
         sound = sound & (well | ~go_on)
         iterations += go_on
-        converged = converged | (go_on & ((found - likelihood).abs() < options.tol))
         likelihood = torch.where(go_on, found, likelihood)
-        if bool(converged.all()):
+        now = log_norm[..., 0] + common.to(x.dtype)[:, None]
+        last, change = change, ((now - before).abs() * present).sum(1) / size if step else change
+        rate = (change / last).clamp(max=SLOWEST)
+        left = torch.maximum(change, change * rate / (1 - rate))
+        converged = converged | (go_on & ((left < options.tol) | (change < rounding)))
+        before = now
+        if bool((converged | ~sound).all()):  # what is not sound is fitted again, or refused
             break
-    return Fit(mixtures, likelihood, iterations, converged, sound)
+    # Nearly singular classes creep on: where a step moves rows by less than tol, nobody needs to be told.
+    return Fit(mixtures, likelihood, iterations, converged | (change < options.tol), sound)
 
 
 def _choose(which: Tensor, new: Tensor, old: Tensor) -> Tensor:

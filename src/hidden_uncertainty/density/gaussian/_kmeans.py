@@ -1,4 +1,9 @@
-"""The start of a mixture: greedy k-means++ and Lloyd's iterations, for a stack of classes at once.
+"""The start of a mixture: clusters split in two, one after the other, and Lloyd's iterations, for a stack of classes.
+
+Nothing looks at the number of a row: the same rows in another order start alike, up to rounding. A cluster is split at
+its mean, across the direction in which it is long, and a few steps of 2-means follow. That direction comes from the row
+that lies farthest from the mean, by a step of power iteration. Of all clusters the one goes first whose split lowers
+the inertia most.
 
 Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows. After the first
 iterations few rows change their cluster, so that sums of clusters take in these alone. There are tens of such steps;
@@ -7,19 +12,20 @@ what they add in rounding is far below the shift at which the iteration stops.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-
-def candidates(components: int) -> int:
-    """How many points greedy k-means++ tries for each new centre, as in scikit-learn."""
-    return 2 + int(math.log(components))
+STEPS = 2  # of 2-means, with which starts are as good as greedy k-means++
 
 
 def kmeans(
-    x: Tensor, present: Tensor, components: int, draws: Tensor, *, max_iter: int = 300, tol: float = 1e-4
+    x: Tensor,
+    present: Tensor,
+    components: int,
+    directions: Tensor | None = None,
+    *,
+    max_iter: int = 300,
+    tol: float = 1e-4,
 ) -> Tensor:
     """Assign each row to one of k clusters: (B, n, k), one-hot.
 
@@ -27,15 +33,15 @@ def kmeans(
         x: (B, n, d), the rows of each class first, padded to the same n.
         present: 1 for a row, 0 for padding, (B, n).
         components: k.
-        draws: uniform numbers in [0, 1) that decide the start, (B, k, candidates(k)). They come from outside, so that
-            a class starts the same way on any device and in any stack.
+        directions: for another start, what takes the place of the farthest rows: one per split, (k - 1, d) or more.
+            2-means is then left out, as it would lead back to the same splits.
         max_iter: Lloyd iterations at most.
         tol: stop when centres move less than this share of the mean variance.
     """
     if components == 1:
         return present[..., None]
+    centres = _split(x, present, components, directions)
     norm = x.square().sum(-1)  # (B, n)
-    centres = _plus_plus(x, norm, present, components, draws)
     count = present.sum(1)  # (B,)
     mean = torch.bmm(present[:, None], x) / count[:, None, None]
     limit = tol * (_distances(x, norm, mean)[:, 0] * present).sum(1) / count / x.shape[-1]  # (B,)
@@ -67,27 +73,49 @@ def kmeans(
     return member.mT.contiguous()
 
 
-def _plus_plus(x: Tensor, norm: Tensor, present: Tensor, components: int, draws: Tensor) -> Tensor:
-    """Greedy k-means++: of several points drawn by squared distance, keep the one that lowers the inertia most."""
-    stack = torch.arange(x.shape[0], device=x.device)
-    first = _draw(present, draws[:, 0, :1])[:, 0]
-    centres = [x[stack, first]]
-    closest = _distances(x, norm, centres[0][:, None])[:, 0] * present  # (B, n)
-    for step in range(1, components):
-        picks = _draw(torch.where(closest.sum(1, keepdim=True) > 0, closest, present), draws[:, step])  # (B, t)
-        tried = x[stack[:, None], picks]  # (B, t, d)
-        lowered = torch.minimum(_distances(x, norm, tried), closest[:, None]) * present[:, None]  # (B, t, n)
-        best = lowered.sum(2).argmin(-1)
-        centres.append(tried[stack, best])
-        closest = lowered[stack, best]
-    return torch.stack(centres, dim=1)  # (B, k, d)
+def _split(x: Tensor, present: Tensor, components: int, directions: Tensor | None) -> Tensor:
+    """Centres of clusters that are split off one by one: (B, k, d)."""
+    stack = torch.arange(len(x), device=x.device)[:, None]
+    norm = x.square().sum(-1)
+    member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)
+    member[:, 0] = present
+    half = torch.zeros_like(member)  # of each cluster: where it would be split
+    centres = x.new_zeros(len(x), components, x.shape[2])
+    centres[:, :1] = torch.bmm(member[:, :1], x) / present.sum(1)[:, None, None]
+    halves = torch.stack([centres, centres])  # of each cluster: the centres it would be split into
+    lowered = torch.zeros_like(centres[..., 0])  # by how much that lowers the inertia
+    new = torch.zeros_like(stack)  # which clusters are: the first, then the two halves of the one that was split
+    for made in range(1, components):
+        own, middle = member[stack, new], centres[stack, new]  # (B, 1 or 2, n), (B, 1 or 2, d)
+        size = own.sum(2, keepdim=True)
+        if directions is None:
+            axis = x[stack, (_distances(x, norm, middle) * own).argmax(2)] - middle
+        else:
+            axis = directions[made - 1].expand_as(middle)
+        along = _along(x, own, middle, axis)
+        axis = torch.bmm(along, x) - along.sum(2, keepdim=True) * middle
+        between = middle
+        for _ in range(1 + (STEPS if directions is None else 0)):
+            right = own * (_along(x, own, between, axis) > 0)
+            some = right.sum(2, keepdim=True)
+            rest = (size - some).clamp(min=1)
+            one = torch.where(some > 0, torch.bmm(right, x) / some.clamp(min=1), middle)
+            other = middle + (middle - one) * some / rest
+            between, axis = (one + other) / 2, one - other
+        half[stack, new], halves[0, stack, new], halves[1, stack, new] = right, one, other
+        lowered[stack, new] = (axis.square().sum(2, keepdim=True) * some * rest / size.clamp(min=1))[..., 0]
+        best = lowered.argmax(1, keepdim=True)  # (B, 1)
+        member[:, made] = half[stack, best][:, 0]
+        member[stack, best] -= half[stack, best]
+        centres[:, made], centres[stack, best] = halves[0, stack, best][:, 0], halves[1, stack, best]
+        new = torch.cat([best, torch.full_like(best, made)], dim=1)
+    return centres
 
 
-def _draw(weight: Tensor, uniform: Tensor) -> Tensor:
-    """Indices drawn with probability proportional to weight (B, n), one for each uniform number (B, t)."""
-    total = weight.double().cumsum(1)
-    target = uniform.double() * total[:, -1:]
-    return torch.searchsorted(total, target, right=True).clamp(max=weight.shape[1] - 1)
+def _along(x: Tensor, own: Tensor, middle: Tensor, axis: Tensor) -> Tensor:
+    """How far rows lie from the middle along an axis (B, p, d), to scale, 0 for rows not their own: (B, p, n)."""
+    axis = axis / axis.abs().amax(2, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.baddbmm(-(middle * axis).sum(2, keepdim=True), axis, x.mT) * own
 
 
 def _distances(x: Tensor, norm: Tensor, centres: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ...extract import Lattice
+from ...io import expect
 from ...notes import warn
-from ...precision import full_precision, saturate
+from ...precision import farthest, precise, saturate
 from ..base import Density
 from ..checks import check_classes, check_counts, check_covariance, check_dtype
-from ..linalg import Shrinkage
+from ..linalg import Shrinkage, check_factor
 from ._classes import ClassFit, fit_classes
-from ._em import MANY, Covariance, EMOptions, distances, factor_shape, log_scale, whiten_means
+from ._em import MANY, Covariance, EMOptions, Mixtures, distances, factor_shape, log_scale, whiten_means
 from ._lattice import Squares, between, place_squares
 from ._packed import pack, packed_squares, shared_squares, shifts
 
@@ -43,9 +44,8 @@ class GaussianMixture(Density):
 
     .. math:: p(z \mid y) = \sum_k w_{yk}\, \mathcal N(z \mid \mu_{yk}, \Sigma_{yk})
 
-    `tol` and `max_iter` mean what they mean in scikit-learn's class of this name and have its defaults, and so do
-    `ridge` (there `reg_covar`) and `restarts` (`n_init`). The paper's setting is
-    `GaussianMixture(components=5, shrinkage=None)`.
+    Multiplying activations by a constant changes nothing but the unit of the density, and their order changes nothing
+    but rounding. The paper's setting is `GaussianMixture(components=5, shrinkage=None)`.
 
     A class with fewer than `min_samples` samples per component gets fewer components. One with fewer than `min_samples`
     in all gets a single Gaussian, its covariance shrunk towards the covariance pooled over all classes as if d samples
@@ -56,14 +56,17 @@ class GaussianMixture(Density):
         covariance: `"full"`, `"tied"` (one per class, shared by its components), `"diag"` or `"spherical"`.
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
             `"auto"` is Ledoit-Wolf for full and tied covariances, and None for the others.
-        ridge: added to the diagonal of every covariance.
-        tol: EM stops when the mean log-likelihood of a class changes by less.
+        ridge: added to the diagonal of every covariance, as a share of the variance of all activations around the
+            means of their classes, averaged over dimensions.
+        tol: EM stops when log p(z | y) of a class's activations would change by less than this, in nats and on
+            average, however long it went on; by extrapolation.
         max_iter: EM steps at most.
-        restarts: starts tried for each class; the likeliest result is kept.
+        restarts: starts tried for each class; the likeliest result is kept. The first one splits clusters along their
+            leading directions, the others near directions drawn at random.
         min_samples: samples that a class must have for each component it starts with.
         dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too close
             to singular for float32 is fitted in float64 anyway, and stored in `dtype`.
-        seed: decides the starts.
+        seed: of these draws; with one start nothing is drawn.
 
     Example:
         >>> y = torch.arange(600) % 3
@@ -72,6 +75,8 @@ class GaussianMixture(Density):
         >>> density.log_prob(z, support=density.classes).shape      # one column per support point, here a class
         torch.Size([600, 3])
     """
+
+    infinite = ("log_weight", "log_scale")  # where a class has fewer components
 
     classes: Tensor  # (C,)
     center: Tensor  # subtracted from z before products, which keeps their digits (d,)
@@ -82,7 +87,7 @@ class GaussianMixture(Density):
     bias: Tensor  # (μ - center) W, (C, k, d)
     packed: Tensor | None  # factors and biases as `log_prob` reads them: (1, rows, C, k or 1, width); not saved
     shift: Tensor | None  # from a class's first bias to the others that share its factor, in blocks; not saved
-    spread: Tensor | None  # the largest norm of a class's factors and biases; not saved
+    spread: Tensor | None  # the largest norm of a class's factors and biases, where they are matrices; not saved
     wide: Tensor | None  # the factors of a small mixture side by side, for few rows: (d, C k d) or (d, C d); not saved
 
     def __init__(
@@ -92,8 +97,8 @@ class GaussianMixture(Density):
         covariance: Covariance = "full",
         shrinkage: Shrinkage | Literal["auto"] | None = "auto",
         ridge: float = 1e-6,
-        tol: float = 1e-3,
-        max_iter: int = 100,
+        tol: float = 1e-2,
+        max_iter: int = 300,
         restarts: int = 1,
         min_samples: int = 10,
         dtype: Literal["float32", "float64"] | None = None,
@@ -112,38 +117,41 @@ class GaussianMixture(Density):
             self.register_buffer(name, None)
         for name in ("packed", "shift", "spread", "wide"):
             self.register_buffer(name, None, persistent=False)
+        self._steep = False  # whether products of far rows overflow, as factors of tiny activations are large
 
+    @precise
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         z, y = check_classes(z, y, self.dtype)
         shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
         if self.shrinkage == "auto" and self.covariance in ("full", "tied"):
             shrinkage = "ledoit-wolf"
-        with full_precision(z.device):
-            fit = fit_classes(
-                z,
-                y,
-                self.components,
-                EMOptions(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter),
-                restarts=self.restarts,
-                min_samples=self.min_samples,
-                seed=self.seed,
-            )
+        fit = fit_classes(
+            z,
+            y,
+            self.components,
+            EMOptions(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter),
+            restarts=self.restarts,
+            min_samples=self.min_samples,
+            seed=self.seed,
+        )
         log_weight, mean, factor = fit.mixtures
         self.classes, self.center, self.log_weight, self.factor = fit.classes, fit.center, log_weight, factor
-        self.log_scale = log_scale(fit.mixtures, self.covariance)
+        self.log_scale = log_scale(fit.mixtures, self.covariance).to(z.dtype)
         self.bias = self._bias(mean - fit.center.double(), factor)
         self.mean = mean.to(z.dtype)
         self._pack()
         self._warn(fit)
         return self
 
+    @precise
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
         self._check(z, "n")
         x = saturate(z, self.mean.dtype) - self.center
+        if self._steep:
+            x = self._pull_back(x, 1.0)
         rows = self._rows(support)
-        with full_precision(x.device):
-            squares = self._squares(x, rows).clamp(max=torch.finfo(x.dtype).max / 8)  # (n, m, k)
+        squares = self._squares(x, rows).clamp(max=torch.finfo(x.dtype).max / 8)  # (n, m, k)
         scale = self.log_scale if rows is None else self.log_scale[rows]
         return torch.sub(scale, squares, alpha=0.5).logsumexp(-1)
 
@@ -162,9 +170,7 @@ class GaussianMixture(Density):
         rows = self._rows(support)
         packed, shift = self._packed(rows)
         scale = (self.log_scale if rows is None else self.log_scale[rows]).mT  # (k, m)
-        assert self.spread is not None
-        farthest = torch.finfo(packed.dtype).max ** 0.5 / 16 / lattice.places.shape[-1] ** 0.5 / self.spread
-        squares = partial(self._place_squares, packed, shift, farthest)
+        squares = partial(self._place_squares, packed, shift)
         for found in between(lattice, squares, scale.numel()):
             log_probs = torch.sub(scale, found.to(scale.dtype), alpha=0.5)  # (pixels, k, m)
             best = log_probs.amax(1)
@@ -173,11 +179,15 @@ class GaussianMixture(Density):
                 best += (log_probs - best[:, None]).clamp_(min=-80).exp_().sum(1).log_()
             yield best
 
-    def _place_squares(self, packed: Tensor, shift: Tensor | None, farthest: Tensor, z: Tensor) -> Squares:
-        x = saturate(z, packed.dtype) - self.center
-        x = x * (farthest / x.abs().amax(-1, keepdim=True)).clamp(max=1)
-        with full_precision(x.device):
-            return place_squares(x, packed, shift)
+    @precise
+    def _place_squares(self, packed: Tensor, shift: Tensor | None, z: Tensor) -> Squares:
+        return place_squares(self._pull_back(saturate(z, packed.dtype) - self.center, 0.5), packed, shift)
+
+    def _pull_back(self, x: Tensor, power: float) -> Tensor:
+        """Pull rows back along their rays where x W would go beyond this power of the largest number."""
+        assert self.spread is not None
+        farthest = torch.finfo(x.dtype).max ** power / 16 / x.shape[-1] ** 0.5 / self.spread
+        return x * (farthest / x.abs().amax(-1, keepdim=True)).clamp(max=1)
 
     def _check(self, z: Tensor, shape: str) -> None:
         if self.mean is None:
@@ -214,8 +224,17 @@ class GaussianMixture(Density):
 
     def _pack(self) -> None:
         self.packed = self.shift = self.spread = self.wide = None
+        self._steep = False
         shared = self.covariance == "tied"
-        if self.factor is None or not (shared or self.covariance == "full") or (shared and self.components >= MANY):
+        if self.factor is None or not (shared or self.covariance == "full"):
+            return
+        # Class by class, as copies in float64 go: squares of float32 might overflow.
+        pairs = zip(self.factor, self.bias, strict=True)
+        norms = [torch.hypot(*(torch.linalg.vector_norm(t, dtype=torch.float64) for t in pair)) for pair in pairs]
+        self.spread = torch.stack(norms).max().to(self.factor.dtype)
+        single = torch.float32  # whatever the dtype: it may be cast later
+        self._steep = float(self.spread) * farthest(single) * self.bias.shape[-1] ** 0.5 > torch.finfo(single).max / 16
+        if shared and self.components >= MANY:
             return
         if self.factor.numel() <= WHOLE:
             self.wide = self.factor.flatten(0, -3).transpose(0, 1).flatten(1)
@@ -224,9 +243,6 @@ class GaussianMixture(Density):
         self.packed = packed.unflatten(2, bias.shape[:2])
         if shared and self.bias.shape[1] > 1:
             self.shift = shifts(self.bias, packed.shape[3])
-        # Class by class, as copies in float64 go: squares of float32 might overflow.
-        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.packed.unbind(2)]
-        self.spread = torch.stack(norms).max().to(packed.dtype)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -278,8 +294,25 @@ class GaussianMixture(Density):
             for name in ("mean", "bias"):
                 setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype, device="cpu"))
             density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype, device="cpu")
-            density._pack()
         return density
+
+    def check(self) -> None:
+        """Raise a ValueError where the tensors cannot be those of a fit."""
+        if self.mean is None:
+            return
+        used, full = self.log_weight > -torch.inf, self.covariance in ("full", "tied")
+        expect(self.classes.diff() > 0, "classes do not ascend")
+        expect(self.log_weight.logsumexp(1).abs() < 1e-3, "the weights of a class's components do not sum to one")
+        for some, factor in zip(used, self.factor, strict=True):
+            factor = factor if self.covariance == "tied" else factor[some]
+            check_factor(factor) if full else expect(factor > 0, "a deviation is not positive")
+        scale = log_scale(Mixtures(self.log_weight, self.mean, self.factor), self.covariance)[used]
+        expect((self.log_scale[used] - scale).abs() <= 1e-3 * (1 + scale.abs()), "log_scale is not that of its factor")
+        center, factor = self.center.double(), self.factor
+        bias = self._bias(self.mean.double() - center, factor)[used]
+        # Means far from zero are rounded before they are multiplied.
+        reach = self._bias(self.mean.double().abs() + center.abs(), factor.abs())[used] * torch.finfo(factor.dtype).eps
+        expect((self.bias[used] - bias).abs() <= 1e-3 * (1 + bias.abs()) + 4 * reach, "bias is not that of its mean")
 
     def extra_repr(self) -> str:
         """The arguments that shape the density."""

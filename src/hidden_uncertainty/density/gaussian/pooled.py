@@ -7,10 +7,9 @@ from typing import Any, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Shrinkage, find_target, gram, precision_factor
+from ..linalg import ROWS, Shrinkage, check_factor, find_target, gram, precision_factor
 from ._em import distances, has_digits
 
-ROWS = 1 << 14  # in float64 at a time: a copy of a million activations takes gigabytes
 BUFFERS = ("center", "factor", "bias")
 
 
@@ -21,7 +20,7 @@ class PooledGaussians(nn.Module):
 
     Args:
         shrinkage: how the covariance is shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
-        ridge: added to the diagonal of the covariance.
+        ridge: added to the diagonal of the covariance, as a share of its mean.
 
     Example:
         >>> z = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
@@ -50,21 +49,24 @@ class PooledGaussians(nn.Module):
         _, y, counts = y.unique(return_inverse=True, return_counts=True)
         rows = y.argsort(stable=True).split(counts.tolist())
         mean = torch.stack([_mean(z, some) for some in rows])  # (C, d)
+        center = (counts[:, None] * mean).sum(0) / len(z)
         covariance, fourth = _scatter(z, mean, y)
         covariance = (covariance / len(z))[None, None]
         if self.shrinkage is not None:
             count = fourth.new_full((1, 1), len(z))
             covariance = find_target(covariance, count, fourth.view(1, 1), self.shrinkage).shrink(covariance)
         covariance = covariance[0, 0]
-        covariance.diagonal().add_(self.ridge)
+        # Where rows repeat within classes, the scale of the data is that of its means.
+        scale = covariance.diagonal().mean() or (mean - center).square().mean() or 1.0
+        covariance.diagonal().add_(self.ridge * scale)
         factor, good = precision_factor(covariance)
         if not bool(good & has_digits(covariance, factor, fourth.new_zeros(()))):
             raise ValueError(
                 f"the covariance of {len(z):,} activations of {z.shape[1]} dimensions is singular to working precision "
                 f"even with ridge={self.ridge:g}: raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions."
             )
-        self.center, self.factor = (counts[:, None] * mean).sum(0) / len(z), factor
-        self.bias = (mean - self.center) @ factor
+        self.center, self.factor = center, factor
+        self.bias = (mean - center) @ factor
         return self
 
     def forward(self, z: Tensor) -> Tensor:
@@ -88,6 +90,11 @@ class PooledGaussians(nn.Module):
             for name, shape in zip(BUFFERS, ((dim,), (dim, dim), (classes, dim)), strict=True):
                 setattr(gaussians, name, torch.zeros(shape, dtype=torch.float64, device="cpu"))
         return gaussians
+
+    def check(self) -> None:
+        """Raise a ValueError where the tensors cannot be those of a fit."""
+        if self.factor is not None:
+            check_factor(self.factor)
 
 
 def _mean(z: Tensor, rows: Tensor) -> Tensor:

@@ -1,0 +1,81 @@
+"""Some inputs are read twice, among others and alone: their scores differ by rounding, and so would ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..extract import Features, Reading, Unseen
+from ..model.batches import Adapter, Batch, batches
+from ..notes import note
+
+INPUTS = 100  # read again, at most
+BYTES = 1 << 28  # kept of them, at most
+
+
+class Kept:
+    """A loader whose first inputs are kept, as copies, to be read again.
+
+    Args:
+        loader: any iterable of batches.
+        unpack: for loaders that give something else than `x`, `(x, y)` or a dict.
+
+    Example:
+        >>> import torch
+        >>> kept = Kept([torch.zeros(80, 2), torch.zeros(80, 2)])
+        >>> [len(batch) for batch in kept], [len(batch) for batch in kept.batches]
+        ([80, 80], [80, 20])
+    """
+
+    def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None) -> None:
+        self.loader, self.unpack = loader, unpack
+        self.batches: list[Batch] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.batches, room = [], INPUTS
+        for batch in batches(self.loader, self.unpack):
+            if room > 0 and len(batch):
+                tensors = [part for part in tree_leaves((batch.args, batch.kwargs)) if isinstance(part, Tensor)]
+                each = sum(tensor.nbytes for tensor in tensors) // len(batch)
+                room = min(room, max(1, BYTES // max(each, 1) - sum(map(len, self.batches))))
+                self.batches.append(batch[:room].clone())
+                room -= len(self.batches[-1])
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+
+def read_again(
+    kept: Kept | None, unseen: Unseen, read: Callable[[Batch], Reading]
+) -> Iterator[tuple[Reading, list[Reading]]]:
+    """Readings of some inputs together, and of each alone.
+
+    Args:
+        kept: the inputs; None where there are none.
+        unseen: their features, where there are any: rows of these are taken apart where the network cannot be run.
+        read: runs the network on one batch.
+    """
+    try:
+        for batch in [] if kept is None else kept.batches:
+            # A copy, as networks may write into their inputs.
+            yield read(batch.clone()), [_single(read(batch[i : i + 1])) for i in range(len(batch))]
+        if kept is not None:
+            return
+    except Exception as error:  # whatever a network makes of a single input
+        note(
+            f"the network does not take a single input ({type(error).__name__}: {error}), so that how far scores "
+            "depend on the batch is measured without it."
+        )
+    if isinstance(unseen, Features) and len(unseen):
+        some = unseen[:INPUTS]
+        yield next(some.readings()), [next(some[i : i + 1].readings()) for i in range(len(some))]
+
+
+def _single(reading: Reading) -> Reading:
+    if len(reading.prediction.value) != 1:
+        raise ValueError(f"predictions {tuple(reading.prediction.value.shape)} for one input")
+    return reading

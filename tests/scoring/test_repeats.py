@@ -1,0 +1,223 @@
+"""Scores depend on the batch in their last digits; what was promised of alarms and intervals does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hidden_uncertainty import GaussianMixture, JointMixture, LatentDensity, Pixels
+from hidden_uncertainty.baselines import Credibility, DeepEnsemble, MCDropout, NearestNeighbours
+from hidden_uncertainty.detector import Detector
+from hidden_uncertainty.model.batches import Batch
+from hidden_uncertainty.scoring import repeats
+from hidden_uncertainty.scoring.repeats import Kept
+
+SIZES = (1, 2, 3, 5, 7, 64)
+FAR = torch.linspace(-5.1, 4.3, 8)  # what two in five inputs are
+
+
+def draw(n: int, seed: int, repeated: float = 0.4) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 8, generator=generator)
+    x[torch.rand(n, generator=generator) < repeated] = FAR
+    return x
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, nn.Module]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        classes = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 3))
+        numbers = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+        pixels = nn.Sequential(
+            nn.Unflatten(1, (1, 2, 4)), nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 3, 1)
+        )
+    return {"classes": classes.eval(), "numbers": numbers.eval(), "pixels": pixels.eval()}
+
+
+@contextmanager
+def running(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """With two, fewer inputs do: threads that wait for one another take their time on a busy machine."""
+    if request.param == 2:
+        monkeypatch.setattr(repeats, "INPUTS", 5)
+    return request.param
+
+
+def parts(x: Tensor, threads: int) -> Iterator[tuple[Tensor, ...]]:
+    """The same inputs in batches of several sizes."""
+    return (x.split(size) for size in (SIZES if threads == 1 else (1, 64)))
+
+
+def build(what: str, model: nn.Module) -> LatentDensity:
+    density = JointMixture(1) if what == "numbers" else GaussianMixture(1)
+    options = {"task": "regression" if what == "numbers" else "classification"}
+    if what == "pixels":
+        options["pixels"] = Pixels(share=0.0)
+    return LatentDensity(model, "2" if what == "pixels" else "1", density, **options)
+
+
+@pytest.mark.parametrize("what", ["classes", "numbers", "pixels"])
+def test_repeated_inputs_alarm_as_often_as_asked(what: str, networks: dict[str, nn.Module], threads: int) -> None:
+    detector, unseen, new = build(what, networks[what]), draw(500, 1), draw(105 if threads == 1 else 12, 2)
+    detector.fit(draw(500, 0, 0.0).split(100))
+    with running(threads):
+        detector.calibrate(unseen.split(100)).threshold(0.05)
+        scored = [detector.predict(batches) for batches in parts(new, threads)]
+    same, known = (new == FAR).all(1), int((unseen == FAR).all(1).sum())
+    for u in scored:
+        surprising, p_value = u.surprising, u.p_value
+        if what == "pixels":
+            surprising, p_value = surprising.flatten(1).any(1), p_value.flatten(1).amin(1)
+        assert surprising.double().mean() < 0.05 + 3 * (0.05 * 0.95 / len(new)) ** 0.5
+        assert (p_value[same] >= (1 + known) / 501).all()  # as many ties as there are
+        assert torch.equal(u.surprising, u.p_value <= 0.05)
+
+
+def test_repeated_labels_are_covered_as_often_as_asked(networks: dict[str, nn.Module], threads: int) -> None:
+    model = networks["numbers"]
+
+    def labelled(x: Tensor, seed: int) -> Tensor:
+        noise = 0.1 * torch.randn(len(x), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            return model(x)[:, 0] + torch.where((x == FAR).all(1), 2.3, noise)
+
+    detector, unseen, new = build("numbers", model), draw(500, 1), draw(105 if threads == 1 else 12, 2)
+    pairs = zip(unseen.split(100), labelled(unseen, 1).split(100), strict=True)
+    detector.fit([draw(500, 0, 0.0)])
+    with running(threads):
+        detector.calibrate(pairs)
+        scored = [detector.predict(batches) for batches in parts(new, threads)]
+    y, same = labelled(new, 2), (new == FAR).all(1)
+    for u in scored:
+        low, high = detector.interval(u, 0.8)
+        inside = (low <= y) & (y <= high)
+        assert inside[same].all()  # these are two in five, and three in five cannot be four in five
+        assert inside.double().mean() > 0.8 - 3 * (0.16 / len(new)) ** 0.5
+        assert (high - low).max() < 2 * 2.3 * 1.001
+
+
+class Quantised(nn.Module):
+    """Rounds its input to steps that depend on the batch, as dynamic quantisation does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = x.abs().max() / 127
+        return self.model((x / step).round() * step)
+
+
+def test_scores_that_depend_on_the_batch_are_noted(
+    networks: dict[str, nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="hidden_uncertainty")
+    detector = LatentDensity(
+        Quantised(networks["classes"]).eval(), "model.1", GaussianMixture(1), task="classification"
+    )
+    detector.fit(draw(500, 0, 0.0).split(100), calibration=draw(500, 1).split(100)).threshold(0.05)
+    (record,) = caplog.records
+    assert "scores depend on the batch" in record.message and "alarms are rarer than asked for" in record.message
+    assert detector.head.calibration.margin > 1e-3
+    assert detector.predict(draw(200, 2).split(1)).surprising.float().mean() < 0.1
+
+
+def test_a_network_that_takes_no_single_input(networks: dict[str, nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = networks["classes"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) < 2:
+                raise ZeroDivisionError("one is none")
+            return self.model(x)
+
+    caplog.set_level(logging.INFO, logger="hidden_uncertainty")
+    detector = LatentDensity(Pairs(), "model.1", GaussianMixture(1), task="classification")
+    detector.fit([draw(500, 0)], calibration=[draw(500, 1)])
+    assert "does not take a single input (ZeroDivisionError: one is none)" in caplog.text
+    ensemble = DeepEnsemble([Pairs(), Pairs()], task="classification").fit([], calibration=[draw(500, 1)])
+    assert ensemble.head.calibration.margin == 1e-6
+
+
+def test_what_is_random_or_jumps_is_not_measured(trained: nn.Module, data: dict) -> None:
+    for method in (MCDropout(trained), Credibility(trained, "hidden", k=5)):
+        assert method.fit(data["train"], calibration=data["unseen"]).head.calibration.margin == 1e-6
+
+
+@pytest.mark.parametrize("how", ["calibration", "calibrate", "holdout", "features"])
+def test_ties_are_measured_however_it_is_calibrated(how: str, networks: dict[str, nn.Module]) -> None:
+    model, train, unseen = Quantised(networks["classes"]).eval(), draw(500, 0).split(100), draw(500, 1).split(100)
+    detector = NearestNeighbours(model, "model.1", k=3, task="classification")
+    if how == "calibration":
+        detector.fit(train, calibration=unseen)
+    elif how == "calibrate":
+        detector.fit(train).calibrate(iter(unseen))
+    elif how == "features":
+        detector.fit_features(detector.extract(train), detector.extract(unseen))
+    else:
+        with pytest.warns(UserWarning, match="without their guarantee"):
+            detector.fit(train, holdout=0.5)
+    assert (detector.head.calibration.margin > 1e-3) == (how != "features")
+
+
+def test_the_margin_is_saved(networks: dict[str, nn.Module], tmp_path) -> None:
+    model = Quantised(networks["classes"]).eval()
+    detector = LatentDensity(model, ["model.0", "model.1"], GaussianMixture(1), combine="mean", task="classification")
+    detector.fit([draw(500, 0)], calibration=[draw(500, 1)]).threshold(0.05)
+    detector.save(tmp_path / "file")
+    again = Detector.load(tmp_path / "file", model)
+    x = draw(50, 2)
+    for one, two in zip(
+        (detector(x), *detector(x).layers.values()), (again(x), *again(x).layers.values()), strict=True
+    ):
+        assert torch.equal(one.p_value, two.p_value) and torch.equal(one.surprising, two.surprising)
+
+
+def test_first_inputs_are_kept_as_copies_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = torch.zeros(30, 2)
+
+    def loader() -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(5):
+            yield buffer.fill_(number), torch.full((30,), number)
+
+    kept = Kept(loader())
+    assert [len(batch) for batch in kept] == [30] * 5
+    assert [len(batch) for batch in kept.batches] == [30, 30, 30, 10]
+    assert [float(batch.args[0].max()) for batch in kept.batches] == [0, 1, 2, 3]
+    assert [batch.label.tolist() for batch in kept.batches] == [
+        [number] * n for number, n in enumerate((30, 30, 30, 10))
+    ]
+    monkeypatch.setattr(repeats, "BYTES", 8 * 40)  # of two float32 each
+    assert sum(map(len, Kept(loader()).batches)) == 0
+    few = Kept(loader())
+    assert sum(1 for _ in few) == 5 and sum(map(len, few.batches)) <= 41
+    assert len(Kept([1, 2, 3])) == 3
+    with pytest.raises(TypeError):
+        len(Kept(iter([])))
+
+
+def test_rows_of_a_batch() -> None:
+    shared = torch.zeros(7)
+    batch = Batch(
+        (torch.arange(6).reshape(3, 2), [torch.arange(3), shared]), {"mask": torch.ones(3), "scale": 2.0}, None
+    )
+    some = batch[1:2]
+    assert some.args[0].tolist() == [[2, 3]] and some.args[1][0].tolist() == [1] and some.args[1][1] is shared
+    assert some.kwargs["mask"].shape == (1,) and some.kwargs["scale"] == 2.0 and len(some) == 1
