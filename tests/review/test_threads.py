@@ -269,20 +269,11 @@ FORKS = """
         os.waitpid(child, 0)
         return "hung"
 
-    def score():
-        while True:
-            detector(x)
-
     waits = True
     threading.Thread(target=detector, args=[x], daemon=True).start()
     inside.wait(20)
-    codes = [fork()]  # in the middle of a call
-    waits = False
-    ended.set()
-    for _ in range(2):
-        threading.Thread(target=score, daemon=True).start()
-    codes += [fork() for _ in range(5)]  # anywhere
-    print(*codes, flush=True)
+    # In the middle of a call, where our locks are held; elsewhere, a fork may also find those of torch itself held.
+    print(fork(), fork(), flush=True)
     os._exit(0)
 """
 
@@ -298,4 +289,4 @@ def test_fork():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", textwrap.dedent(FORKS)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert result.stdout.split() == ["0"] * 6, result.stderr[-2000:]
+    assert result.stdout.split() == ["0", "0"], result.stderr[-2000:]
