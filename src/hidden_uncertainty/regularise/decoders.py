@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
-from .begin import begin, empty
+from ..precision import gradients
+
+_empty = nn.utils.skip_init  # torch would draw the weights from the global generator
+_norm = partial(nn.BatchNorm2d, device="cpu")
 
 
 class DenseDecoder(nn.Sequential):
@@ -25,7 +30,6 @@ class DenseDecoder(nn.Sequential):
         seed: of the initial weights.
 
     Example:
-        >>> import torch
         >>> decoder = DenseDecoder(100, 100, (1, 28, 28), layers=4)
         >>> decoder(torch.zeros(3, 100)).shape, len(decoder.linear)
         (torch.Size([3, 1, 28, 28]), 4)
@@ -55,8 +59,8 @@ class DenseDecoder(nn.Sequential):
             )
         modules: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
-            modules += [empty(nn.Linear, before, after), nn.ReLU()]
-        super().__init__(*modules, empty(nn.Linear, widths[-1], math.prod(shape)), nn.Unflatten(1, shape))
+            modules += [_empty(nn.Linear, before, after), nn.ReLU()]
+        super().__init__(*modules, _empty(nn.Linear, widths[-1], math.prod(shape)), nn.Unflatten(1, shape))
         self.latent, self.output_shape = latent, shape
         begin(self, seed)
 
@@ -89,7 +93,6 @@ class ResidualDecoder(nn.Module):
         seed: of the initial weights.
 
     Example:
-        >>> import torch
         >>> decoder = ResidualDecoder((16, 8, 8), (3, 32, 32))
         >>> decoder(torch.zeros(2, 16, 8, 8)).shape, decoder.stacks
         (torch.Size([2, 3, 32, 32]), 2)
@@ -111,7 +114,7 @@ class ResidualDecoder(nn.Module):
             body += [_Unit(after, after) for _ in range(units - 1)]
             width = after
         self.body = nn.Sequential(*body)
-        self.image = empty(nn.Conv2d, width, channels, 3, padding=1)
+        self.image = _empty(nn.Conv2d, width, channels, 3, padding=1)
         begin(self, seed)
 
     def forward(self, latent: Tensor) -> Tensor:
@@ -131,17 +134,14 @@ class _Unit(nn.Module):
         super().__init__()
         self.shortcut: nn.Module = nn.Identity()
         if upsample:
-            first = empty(nn.ConvTranspose2d, before, after, 3, stride=2, padding=1, output_padding=1, bias=False)
+            first = _empty(nn.ConvTranspose2d, before, after, 3, stride=2, padding=1, output_padding=1, bias=False)
             # 2 × 2, where the strided shortcut of an encoder is 1 × 1: that would leave three of four pixels empty.
-            self.shortcut = nn.Sequential(
-                empty(nn.ConvTranspose2d, before, after, 2, stride=2, bias=False), nn.BatchNorm2d(after, device="cpu")
-            )
+            wider = _empty(nn.ConvTranspose2d, before, after, 2, stride=2, bias=False)
+            self.shortcut = nn.Sequential(wider, _norm(after))
         else:
-            first = empty(nn.Conv2d, before, after, 3, padding=1, bias=False)
-        second = empty(nn.Conv2d, after, after, 3, padding=1, bias=False)
-        self.main = nn.Sequential(
-            first, nn.BatchNorm2d(after, device="cpu"), nn.ReLU(), second, nn.BatchNorm2d(after, device="cpu")
-        )
+            first = _empty(nn.Conv2d, before, after, 3, padding=1, bias=False)
+        second = _empty(nn.Conv2d, after, after, 3, padding=1, bias=False)
+        self.main = nn.Sequential(first, _norm(after), nn.ReLU(), second, _norm(after))
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.main(x) + self.shortcut(x)).relu()
@@ -161,3 +161,23 @@ def _stacks(latent: tuple[int, ...], output: tuple[int, ...]) -> int:
             "layer whose height and width are those of the image divided by one power of two, or pass your own decoder."
         )
     return factor.bit_length() - 1
+
+
+@gradients(False)
+def begin(network: nn.Module, seed: int) -> None:
+    """Initialise as Keras does: weights uniform within ±√(6 / (inputs + outputs)) (Glorot and Bengio), biases zero.
+
+    Example:
+        >>> layer = nn.Linear(3, 3)
+        >>> begin(layer, 0)
+        >>> bool(layer.weight.abs().max() <= 1), layer.bias.tolist()
+        (True, [0.0, 0.0, 0.0])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            inputs, outputs = nn.init._calculate_fan_in_and_fan_out(layer.weight)
+            drawn = torch.rand(layer.weight.shape, generator=generator, device="cpu")
+            layer.weight.copy_((2 * drawn - 1) * math.sqrt(6 / (inputs + outputs)))
+            if layer.bias is not None:
+                layer.bias.zero_()

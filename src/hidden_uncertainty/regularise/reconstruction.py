@@ -158,16 +158,9 @@ def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None 
     """The decoder that is symmetrical to the model up to a layer, on the device of the layer.
 
     For vectors, it has the widths of the linear layers that were called up to the layer, in reverse order. For
-    (C, h, w), it is made of residual stacks.
-
-    Args:
-        model: run once on the example, and left as it was.
-        layer: its name.
-        example: a batch as a loader gives it.
-        select: which tensor, where the layer returns several.
+    (C, h, w), it is made of residual stacks. The model is run once on the example.
 
     Example:
-        >>> import torch
         >>> model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> [(linear.in_features, linear.out_features) for linear in mirror(model, "2", torch.zeros(3, 8)).linear]
         [(4, 6), (6, 8)]
@@ -185,8 +178,7 @@ def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None 
         return lambda *_: None if found else widths.append(width)
 
     def chosen(output: Any, *_: Any) -> None:
-        tensor = capture.select(output, select, f"layer {layer!r}")
-        found.append(tensor[:0].clone())  # only its shape, dtype and device are needed
+        found.append(capture.select(output, select, f"layer {layer!r}")[:0].clone())  # its shape and device are needed
 
     target = capture.find(model, [layer])[layer]
     callbacks = {
