@@ -32,10 +32,10 @@ def test_a_tenth_of_the_error_is_twenty_decibels_more() -> None:
 @pytest.mark.parametrize(
     ("x", "made", "peak", "match"),
     [
-        ([1.0], [1.0, 2.0], 1.0, r"same shape, not \(1,\) and \(2,\)"),
+        ([1.0], [1.0, 2.0], 1.0, r"same shape, got \(1,\) and \(2,\)"),
         ([1.0], [1.0], 0.0, "peak must be positive"),
         ([1.0], [1.0], math.inf, "peak must be positive"),
-        ([math.inf], [1.0], 1.0, "x must be finite"),
+        ([math.inf], [1.0], 1.0, "x holds 1 infinite among 1 values"),
         ([1.0], [math.nan], 1.0, "reconstruction holds 1 NaN"),
         ([], [], 1.0, "x is empty"),
     ],

@@ -7,7 +7,6 @@ empty input raise a ValueError. Arguments that could be swapped unnoticed are ta
 """
 
 from ._values import Values, as_scores
-from .confusion import Confusion
 from .detection import (
     accuracy_rejection,
     aurc,
@@ -20,7 +19,7 @@ from .detection import (
     roc_curve,
 )
 from .regression import ause, coverage, psnr, rank_correlation, rmse, sparsification, sparsification_oracle, width
-from .stream import Bounded, PixelDetection
+from .stream import Bounded, Confusion, PixelDetection
 
 __all__ = [
     "Bounded",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -18,9 +18,7 @@ R = TypeVar("R")
 
 
 def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Say what to write when keyword-only arguments come without their names.
-
-    Arguments are keyword-only wherever swapping two of them would silently give another number.
+    """Say what to write when arguments come without their names, which are needed where swapping two would pass unseen.
 
     Args:
         elsewhere: what users of another library may have meant; the end of the error.
@@ -80,30 +78,46 @@ def as_scores(values: Values, name: str) -> Tensor:
 
 
 def last_of_ties(ordered: Tensor) -> Tensor:
-    """Where a run of equal values ends.
+    """Positions at which runs of equal values end, (groups,).
 
     Example:
         >>> last_of_ties(torch.tensor([1.0, 1.0, 2.0]))
-        tensor([False,  True,  True])
+        tensor([1, 2])
     """
     last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
     torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
-    return last
+    return last.nonzero().flatten()
+
+
+def alike(**values: Values) -> list[Tensor]:
+    """Flat float64 tensors on the device of the first; their shapes must be the same."""
+    tensors = {name: as_scores(given, name) for name, given in values.items()}
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    if len(set(shapes)) > 1:
+        raise ValueError(
+            f"{_listed(tensors)} must have the same shape, got {_listed(shapes)}: give one value per input, and "
+            "squeeze (n, 1) to (n,) first."
+        )
+    device = next(iter(tensors.values())).device
+    return [tensor.flatten().to(device) for tensor in tensors.values()]
+
+
+def _listed(things: Iterable[object]) -> str:
+    *most, last = map(str, things)
+    return f"{', '.join(most)} and {last}"
 
 
 def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
     """Mean of the values with the k lowest scores, for every k from 1 to n, averaged over all orders of equal scores.
 
-    Args:
-        scores: (n,).
-        values: (n,); means of integers are exact wherever a run of equal scores ends.
+    Means of integers are exact wherever a run of equal scores ends.
 
     Example:
         >>> mean_of_kept(torch.tensor([0.3, 0.1, 0.3]), torch.tensor([4, 1, 2])).tolist()
         [1.0, 2.0, 2.3333333333333335]
     """
     scores, order = scores.sort()
-    last = last_of_ties(scores).nonzero().flatten()  # (groups,)
+    last = last_of_ties(scores)
     ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
     sums = torch.nn.functional.pad(values[order].cumsum(0)[last], (1, 0))  # and the sum of their values
     sizes = ends.diff()

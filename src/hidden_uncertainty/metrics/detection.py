@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._values import Values, as_scores, by_name, last_of_ties, mean_of_kept
+from ._values import Values, alike, as_scores, by_name, last_of_ties, mean_of_kept
 
 _SCIKIT_LEARN = (
     "scikit-learn's order is (y_true, y_score): negative is y_score[y_true == 0], positive is y_score[y_true == 1]."
@@ -107,8 +107,7 @@ def roc_curve(*, negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
 def accuracy_rejection(uncertainty: Values, correct: Values) -> tuple[Tensor, Tensor]:
     """Accuracy of the k least uncertain inputs, for every k from 1 to n.
 
-    Inputs of equal uncertainty could be kept in any order: the accuracy is its mean over all those orders, so
-    that the answer does not depend on how the input was sorted.
+    Inputs of equal uncertainty could be kept in any order: the accuracy is its mean over all those orders.
 
     Args:
         uncertainty: one score per input.
@@ -132,8 +131,7 @@ def aurc(uncertainty: Values, correct: Values) -> float:
 
     .. math:: \frac1n \sum_{k=1}^n \big(1 - \text{accuracy of the } k \text{ least uncertain}\big)
 
-    Lower is better; a random uncertainty gives, in expectation, the error rate. Ties count as in
-    `accuracy_rejection`.
+    Lower is better; a random uncertainty gives, in expectation, the error rate. Ties are as in `accuracy_rejection`.
 
     Args:
         uncertainty: one score per input.
@@ -179,10 +177,6 @@ def expected_calibration_error(confidence: Values, correct: Values, bins: int = 
 
 def positives_to_catch(count: int, tpr: float) -> int:
     """The fewest of `count` positives that are a share of at least `tpr`.
-
-    Args:
-        count: of all positives.
-        tpr: in (0, 1].
 
     Example:
         >>> positives_to_catch(100, 0.07)
@@ -251,7 +245,7 @@ def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     """Negatives and positives at or above each distinct score, highest first, after a leading (0, 0)."""
     low, high = _pair_of_scores(negative, positive)
     scores, order = torch.cat([low, high]).sort(descending=True)
-    last = last_of_ties(scores).nonzero().flatten()
+    last = last_of_ties(scores)
     tp = (order >= len(low)).cumsum(0)[last]
     fp = last + 1 - tp
     return torch.nn.functional.pad(fp, (1, 0)), torch.nn.functional.pad(tp, (1, 0))
@@ -263,14 +257,9 @@ def _pair_of_scores(negative: Values, positive: Values) -> tuple[Tensor, Tensor]
 
 
 def _scores_and_correct(scores: Values, correct: Values, name: str) -> tuple[Tensor, Tensor]:
-    values, right = as_scores(scores, name), as_scores(correct, "correct")
-    if values.shape != right.shape:
-        raise ValueError(
-            f"{name} and correct must have the same shape, got {tuple(values.shape)} and {tuple(right.shape)}: "
-            "give one score and one answer per input."
-        )
+    values, right = alike(**{name: scores, "correct": correct})
     binary = (right == 0) | (right == 1)
     if not binary.all():
         odd = float(right[~binary][0])
         raise ValueError(f"correct must hold booleans, or 0 and 1, got {odd:g}: pass prediction == label.")
-    return values.flatten(), right.flatten().bool().to(values.device)
+    return values, right.bool()

@@ -7,12 +7,11 @@ the length of the difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ._values import Values, as_scores, by_name, mean_of_kept
+from ._values import Values, alike, as_scores, by_name, mean_of_kept
 
 
 def rmse(prediction: Values, target: Values) -> float:
@@ -28,7 +27,7 @@ def rmse(prediction: Values, target: Values) -> float:
         >>> rmse([1.0, 2.0, 3.0], [1.0, 2.0, 6.0]) == 3**0.5
         True
     """
-    predicted, true = _alike(prediction=prediction, target=target)
+    predicted, true = alike(prediction=prediction, target=target)
     difference = _finite(predicted, "prediction") - _finite(true, "target")
     size = _size(difference)
     return size * math.sqrt(float((difference / size).square().mean()))
@@ -47,7 +46,7 @@ def rank_correlation(a: Values, b: Values) -> float:
         >>> rank_correlation([0.1, 0.5, 0.9, 2.0], [1.0, 10.0, 100.0, 99.0])
         0.8
     """
-    first, second = (_ranks(values, name) for name, values in zip("ab", _alike(a=a, b=b), strict=True))
+    first, second = (_ranks(values, name) for name, values in zip("ab", alike(a=a, b=b), strict=True))
     # Ranks are multiples of a half, so these sums are exact.
     return float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
 
@@ -70,7 +69,7 @@ def sparsification(*, uncertainty: Values, error: Values) -> tuple[Tensor, Tenso
         >>> removed.tolist(), rest.tolist()
         ([0.0, 0.25, 0.5, 0.75], [3.278719262151, 3.0, 3.0, 3.0])
     """
-    scores, errors = _alike(uncertainty=uncertainty, error=error)
+    scores, errors = alike(uncertainty=uncertainty, error=error)
     size = _size(_finite(errors, "error"))
     kept = mean_of_kept(scores, (errors / size).square())
     removed = torch.arange(len(scores), dtype=torch.float64, device=scores.device) / len(scores)
@@ -130,7 +129,7 @@ def coverage(low: Values, high: Values, target: Values) -> float:
         >>> coverage([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.5, 1.0, 1.5, -3.0])
         0.5
     """
-    bottom, top, true = _alike(low=low, high=high, target=target)
+    bottom, top, true = alike(low=low, high=high, target=target)
     _ordered(bottom, top)
     return int(((bottom <= true) & (true <= top)).sum()) / len(true)
 
@@ -146,26 +145,30 @@ def width(low: Values, high: Values) -> float:
         >>> width([0.0, 1.0], [1.0, 4.0])
         2.0
     """
-    bottom, top = _alike(low=low, high=high)
+    bottom, top = alike(low=low, high=high)
     _ordered(bottom, top)
     return float(torch.where(bottom == top, 0.0, top - bottom).mean())  # inf - inf is NaN
 
 
-def _alike(**values: Values) -> list[Tensor]:
-    """Flat float64 tensors on the device of the first; their shapes must be the same."""
-    tensors = {name: as_scores(given, name) for name, given in values.items()}
-    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
-    if len(set(shapes)) > 1:
-        raise ValueError(
-            f"{_listed(tensors)} must have the same shape, got {_listed(shapes)}: squeeze (n, 1) to (n,) first."
-        )
-    device = next(iter(tensors.values())).device
-    return [tensor.flatten().to(device) for tensor in tensors.values()]
+def psnr(x: Values, reconstruction: Values, peak: float = 1.0) -> float:
+    r"""Peak signal-to-noise ratio in decibels, over all images together; infinite where nothing differs.
 
+    .. math:: 10 \log_{10} \frac{\mathrm{peak}^2}{\mathrm{MSE}(x, \hat x)}
 
-def _listed(things: Iterable[object]) -> str:
-    *most, last = map(str, things)
-    return f"{', '.join(most)} and {last}"
+    Args:
+        x: images of any shape.
+        reconstruction: of the same shape.
+        peak: the largest value that a pixel can have: 1 for images in [0, 1], 255 for bytes.
+
+    Example:
+        >>> round(psnr([0.0, 1.0], [0.1, 0.9]), 6)
+        20.0
+    """
+    true, found = alike(x=x, reconstruction=reconstruction)
+    if not (peak > 0 and math.isfinite(peak)):
+        raise ValueError(f"peak must be positive and finite, got {peak}.")
+    error = float((_finite(true, "x") - _finite(found, "reconstruction")).div_(peak).square_().mean())
+    return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def _finite(values: Tensor, name: str) -> Tensor:
@@ -197,31 +200,3 @@ def _ordered(low: Tensor, high: Tensor) -> None:
             f"low must not be above high, but it is in {int(wrong.sum())} of {len(low)} intervals, the first "
             f"[{float(low[i]):g}, {float(high[i]):g}]."
         )
-
-
-def psnr(x: Values, reconstruction: Values, peak: float = 1.0) -> float:
-    r"""Peak signal-to-noise ratio in decibels, over all images together; infinite where nothing differs.
-
-    .. math:: 10 \log_{10} \frac{\mathrm{peak}^2}{\mathrm{MSE}(x, \hat x)}
-
-    Args:
-        x: images of any shape.
-        reconstruction: of the same shape.
-        peak: the largest value that a pixel can have: 1 for images in [0, 1], 255 for bytes.
-
-    Example:
-        >>> round(psnr([0.0, 1.0], [0.1, 0.9]), 6)
-        20.0
-    """
-    true, found = as_scores(x, "x"), as_scores(reconstruction, "reconstruction")
-    if true.shape != found.shape:
-        raise ValueError(
-            f"x and reconstruction must have the same shape, not {tuple(true.shape)} and {tuple(found.shape)}."
-        )
-    if not (peak > 0 and math.isfinite(peak)):
-        raise ValueError(f"peak must be positive and finite, got {peak}.")
-    for name, values in (("x", true), ("reconstruction", found)):
-        if not values.isfinite().all():
-            raise ValueError(f"{name} must be finite, but holds NaN or infinity.")
-    error = float((true - found.to(true.device)).div_(peak).square_().mean())
-    return math.inf if error == 0 else -10 * math.log10(error)

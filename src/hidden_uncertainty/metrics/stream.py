@@ -1,7 +1,8 @@
-"""Detection metrics of any number of pixels in a stream, in constant memory."""
+"""Metrics of any number of pixels, counted in a stream in constant memory: detection, and confusion of classes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -125,11 +126,7 @@ class PixelDetection:
         return Bounded(area((least + tp) / 2, (fewest + fp) / 2), low=area(least, fp), high=area(tp, fewest))
 
     def fpr_at_tpr(self, tpr: float = 0.95) -> Bounded:
-        """Share of negatives caught where `tpr` of the positives are, as `metrics.fpr_at_tpr`.
-
-        Args:
-            tpr: share of positives to catch, in (0, 1].
-        """
+        """Share of negatives caught where `tpr` of the positives are, as `metrics.fpr_at_tpr`."""
         bins = self._bins()
         tp = bins.positives_above + bins.positives
         caught = positives_to_catch(int(tp[-1]), tpr)
@@ -151,11 +148,7 @@ class PixelDetection:
         return tp.double() / tp[-1], tp.double() / (tp + fp)
 
     def merge(self, other: PixelDetection) -> Self:
-        """Add the pixels that another meter has counted; the other does not change.
-
-        Args:
-            other: with the same `bits`, on any device.
-        """
+        """Add the pixels that another meter of the same `bits`, on any device, has counted; it does not change."""
         if other.bits != self.bits:
             raise ValueError(f"meters of {self.bits} and {other.bits} bits cannot be merged: use the same bits.")
         if other._state is not None:
@@ -212,6 +205,102 @@ class PixelDetection:
         )
 
 
+class Confusion:
+    r"""A confusion matrix counted in a stream, with mean intersection over union and accuracy.
+
+    .. math:: \text{IoU}_c = \frac{\#\{\hat y = c \wedge y = c\}}{\#\{\hat y = c \vee y = c\}}
+
+    Classes that are neither in the labels nor predicted have no IoU and are left out of the mean.
+
+    Args:
+        classes: how many there are, numbered from 0.
+        ignore: label, or labels, whose pixels do not count; None counts all.
+
+    Example:
+        >>> confusion = Confusion(3)
+        >>> confusion.update(prediction=[[0, 0], [1, 1]], label=[[0, 1], [1, 255]])
+        >>> confusion.matrix.tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
+        >>> confusion.mean_iou, round(confusion.accuracy, 3)
+        (0.5, 0.667)
+    """
+
+    def __init__(self, classes: int, *, ignore: int | Sequence[int] | None = 255) -> None:
+        if classes < 1:
+            raise ValueError(f"classes must be at least 1, got {classes}.")
+        self.classes = classes
+        self.ignore = () if ignore is None else (ignore,) if isinstance(ignore, int) else tuple(ignore)
+        # One count per pair of label and prediction; the last counts pixels with a class out of range.
+        self._counts = torch.zeros(classes**2 + 1, dtype=torch.int64, device="cpu")
+
+    @by_name("scikit-learn's order is (y_true, y_pred): the label first.")
+    def update(self, *, prediction: Values, label: Values) -> None:
+        """Count pixels, on the device of the predictions; on a GPU without waiting for it.
+
+        A class out of range is a ValueError: at once on the CPU, when a number is read on a GPU.
+
+        Args:
+            prediction: classes, any shape.
+            label: of the same shape.
+        """
+        found, true = _classes(prediction, "prediction"), _classes(label, "label")
+        if found.shape != true.shape:
+            shapes = f"{tuple(found.shape)} and {tuple(true.shape)}"
+            raise ValueError(f"prediction and label must have the same shape, got {shapes}: give one class per pixel.")
+        true = true.to(found.device)
+        inside = (found >= 0) & (found < self.classes) & (true >= 0) & (true < self.classes)
+        pairs = torch.where(inside, true * self.classes + found, self.classes**2).flatten()
+        valid = torch.ones_like(inside)
+        for value in self.ignore:
+            valid &= true != value
+        if found.device.type == "cpu":
+            self._refuse(int((valid & ~inside).sum()))
+        self._counts = self._counts.to(found.device).index_add(0, pairs, valid.flatten().long())
+
+    @property
+    def matrix(self) -> Tensor:
+        """How many pixels there are per label (rows) and prediction (columns); int64."""
+        counts = self._counts.clone()
+        self._refuse(int(counts[-1]))
+        return counts[:-1].view(self.classes, self.classes)
+
+    @property
+    def iou(self) -> Tensor:
+        """Intersection over union per class, float64; NaN for a class that is neither in the labels nor predicted."""
+        matrix = self._some()
+        hits = matrix.diagonal()
+        return hits.double() / (matrix.sum(0) + matrix.sum(1) - hits)
+
+    @property
+    def mean_iou(self) -> float:
+        """Mean of `iou` over the classes that have one."""
+        return float(self.iou.nanmean())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of pixels whose prediction is their label."""
+        matrix = self._some()
+        return int(matrix.trace()) / int(matrix.sum())
+
+    def merge(self, other: Confusion) -> Self:
+        """Add the pixels that another matrix of as many classes, on any device, has counted; it does not change."""
+        if other.classes != self.classes:
+            raise ValueError(f"{self.classes} and {other.classes} classes cannot be merged: use the same number.")
+        self._counts = self._counts + other._counts.to(self._counts.device)
+        return self
+
+    def _some(self) -> Tensor:
+        matrix = self.matrix
+        if not matrix.any():
+            raise ValueError("no pixel was counted: update with labels that are not all ignored.")
+        return matrix
+
+    def _refuse(self, outside: int) -> None:
+        if outside:
+            skipped = f"; ignored labels are {list(self.ignore)}" if self.ignore else ""
+            raise ValueError(f"{outside:,} pixels have a class outside 0 to {self.classes - 1}{skipped}.")
+
+
 class _State(NamedTuple):
     """What was counted; the last column takes the pixels that do not count."""
 
@@ -261,3 +350,10 @@ def _booleans(values: Values, name: str, shape: torch.Size, device: torch.device
 def _refuse(missing: int) -> None:
     if missing:
         raise ValueError(f"scores hold {missing} NaN, which cannot be ranked: leave those pixels out with valid.")
+
+
+def _classes(values: Values, name: str) -> Tensor:
+    classes = _readable(values)
+    if classes.is_floating_point() or classes.is_complex():
+        raise TypeError(f"{name} must hold classes as integers, got {classes.dtype}: pass scores.argmax(1).")
+    return classes.long()
