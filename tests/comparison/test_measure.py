@@ -39,6 +39,12 @@ def test_sides_take_turns_after_a_call_that_does_not_count():
     assert calls == ["a", "b", "a", "b", "a", "b"] and set(found) == {"a", "b"}
 
 
+def test_no_peak_without_cuda():
+    with peak_memory(torch.device("cpu")) as peak:
+        torch.zeros(1000)
+    assert peak.mib is None
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_peak_on_cuda():
     device = torch.device("cuda")

@@ -39,15 +39,6 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
     Nothing is measured on a CPU: the memory of the process can be watched, but what earlier steps freed is used again
     without showing. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
-
-    Args:
-        device: where the method works.
-
-    Example:
-        >>> with peak_memory(torch.device("cpu")) as peak:
-        ...     _ = torch.zeros(1000)
-        >>> peak.mib is None
-        True
     """
     peak = Peak()
     if device.type != "cuda":
@@ -61,17 +52,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 
 def kept_memory(method: object, network: nn.Module | None = None) -> float:
-    """MiB of the tensors and arrays that a method holds and the network does not.
-
-    Args:
-        method: whatever can be reached from its attributes is counted, once.
-        network: what is there anyway.
-
-    Example:
-        >>> network = nn.Linear(512, 512)
-        >>> kept_memory({"network": network, "means": torch.zeros(2, 2**17)}, network)    # 4 bytes per number
-        1.0
-    """
+    """MiB of the tensors and arrays that can be reached from a method's attributes, and not from the network's."""
     known = _sizes(network)
     return sum(size for place, size in _sizes(method).items() if place not in known) / MIB
 
@@ -80,15 +61,6 @@ def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[st
     """The median time of each side, over rounds in which each has its turn, after one call that does not count.
 
     Turn by turn, whatever disturbs the machine disturbs all of them.
-
-    Args:
-        sides: what to call, by name.
-        rounds: how often.
-
-    Example:
-        >>> found = milliseconds({"sum": lambda: sum(range(10)), "nap": lambda: time.sleep(0.01)}, rounds=3)
-        >>> found["nap"] >= 10 > found["sum"]
-        True
     """
     for side in sides.values():
         side()
@@ -153,11 +125,6 @@ def detection(known: Uncertainty, unknown: Uncertainty) -> dict[str, float]:
 
 def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -> dict[str, float]:
     """How large the errors are, and how well each score ranks them; nothing without labels.
-
-    Args:
-        u: predictions with their scores.
-        label: what is true of each input: a class where classes are predicted, else numbers.
-        pixels: says which labels of pixels to ignore.
 
     Example:
         >>> u = Uncertainty(prediction=torch.tensor([1, 1]), epistemic=torch.tensor([0.1, 0.2]))

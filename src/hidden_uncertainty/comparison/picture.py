@@ -19,18 +19,7 @@ COST, PURPLE = "ms per input", "#7A5195"
 
 
 def draw(comparison: Comparison, ax: Axes | None = None) -> Axes:
-    """AUROC of every method, with one mark per kind of data; and to the right of it milliseconds per input.
-
-    Args:
-        comparison: what was found.
-        ax: where to draw; a new one by default.
-
-    Example:
-        >>> from hidden_uncertainty.comparison import Comparison
-        >>> rows = [{"method": "density", "ood": "letters", "metric": "auroc", "value": 0.975}]
-        >>> draw(Comparison(rows)).get_xlabel()
-        'AUROC'
-    """
+    """AUROC of every method, with one mark per kind of data; and to the right of it milliseconds per input."""
     methods = [name for name in comparison.methods if name != FORWARD]
     if not methods:
         raise ValueError("the comparison has no methods: there is nothing to draw.")

@@ -131,19 +131,7 @@ def compare(
 
 
 class LabelledLoader:
-    """A loader that remembers the labels it gave, so that they are in the order of the scores even if it shuffles.
-
-    Args:
-        loader: any iterable of batches.
-        adapter: see `unpack`.
-
-    Example:
-        >>> loader = LabelledLoader([(torch.zeros(2, 3), torch.tensor([5, 7]))])
-        >>> for batch in loader:
-        ...     pass
-        >>> loader.label()
-        tensor([5, 7])
-    """
+    """A loader that remembers the labels it gave, so that they are in the order of the scores even if it shuffles."""
 
     def __init__(self, loader: Iterable[Any], adapter: Adapter | None = None) -> None:
         self.loader, self.adapter = loader, adapter
@@ -176,13 +164,7 @@ class LabelledLoader:
 
 
 def check(name: str, loader: Iterable[Any], adapter: Adapter | None = None) -> None:
-    """Raise, with the loader's name, where it cannot be read, can be read only once, or gives nothing.
-
-    Example:
-        >>> check("letters", [])
-        Traceback (most recent call last):
-        ValueError: letters: the loader gave no batches; ...
-    """
+    """Raise, with the loader's name, where it cannot be read, can be read only once, or gives nothing."""
     try:
         require_repeatable(loader, passes=2)
         next(batches(loader, adapter))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORWARD = "forward pass"  # the network alone, a row of its own to compare costs with
+BAR = r"\|"
 Column = tuple[str | None, str]  # the data to be detected, or None, and the metric
-Format = Callable[[float], str]
+Part = Mapping[str, tuple[str, Callable[[float], str]]]  # what a metric is called, and how it is written
 
 
 def significant(value: float) -> str:
@@ -31,12 +32,12 @@ def significant(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-DETECTION: dict[str, tuple[str, Format]] = {
+DETECTION: Part = {
     "auroc": ("AUROC", "{:.3f}".format),
     "average precision": ("AP", "{:.3f}".format),
     "fpr95": ("FPR95", "{:.3f}".format),
 }
-OTHER: dict[str, tuple[str, Format]] = {
+OTHER: Part = {
     "accuracy": ("accuracy", "{:.3f}".format),
     "aurc epistemic": ("AURC epistemic", "{:.4f}".format),
     "aurc aleatoric": ("AURC aleatoric", "{:.4f}".format),
@@ -113,18 +114,29 @@ class Comparison:
                     f"{metric!r} of {method!r} was measured in {len(found)} of {len(runs)} comparisons: average runs "
                     "of one and the same."
                 )
-        rows = [
-            {"method": method, "ood": ood, "metric": metric, "value": fmean(found), **_spread(found)}
-            for (method, ood, metric), found in values.items()
-        ]
+        rows = []
+        for (method, ood, metric), found in values.items():
+            row = {"method": method, "ood": ood, "metric": metric, "value": fmean(found)}
+            rows.append(row | {"std": stdev(found) if len(found) > 1 else 0.0, "n": len(found)})
         return cls(rows, runs[0].about)
 
     def __repr__(self) -> str:
-        return as_text(self)
+        blocks = []
+        for part, columns in self._parts():
+            above = ["", *(ood or "" for ood, _ in columns)]
+            heads = ["method", *(part[metric][0] for _, metric in columns)]
+            blocks.append(_aligned(above, [heads, *self._lines(part, columns)]))
+        return "\n\n".join([*blocks, *_about(self)])
 
     def to_markdown(self) -> str:
-        """Tables of detection, and of errors and cost, in Markdown."""
-        return as_markdown(self)
+        """Tables of detection, and of errors and cost, in Markdown, with deviations beside means of several runs."""
+        blocks = []
+        for part, columns in self._parts():
+            heads = ["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]
+            lines = [heads, ["---", *["--:"] * len(columns)], *self._lines(part, columns, deviations=True)]
+            # A bar in a name, as in p(y|x), must not begin another column.
+            blocks.append("\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in line)} |" for line in lines))
+        return "\n\n".join([*blocks, *_about(self)]) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything as JSON, whole or not at all.
@@ -132,13 +144,7 @@ class Comparison:
         Args:
             path: where to; folders are made. An existing file is replaced.
         """
-        path = Path(path)
-        content = json.dumps({"about": self.about, "rows": self.rows}, indent=2, ensure_ascii=False) + "\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(content, encoding="utf-8")
-        part.replace(path)
-        return path
+        return write_json({"about": self.about, "rows": self.rows}, Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -158,67 +164,37 @@ class Comparison:
 
         return draw(self, ax)
 
+    def _parts(self) -> Iterator[tuple[Part, list[Column]]]:
+        """What is in each table."""
+        there = {(row["ood"], row["metric"]) for row in self.rows}
+        for part in (DETECTION, OTHER):
+            columns = [(ood, metric) for ood in (None, *self.ood) for metric in part if (ood, metric) in there]
+            if columns:
+                yield part, columns
 
-def as_text(comparison: Comparison) -> str:
-    """Two aligned tables, detection first, and what they are about."""
-    blocks = []
-    for part in (DETECTION, OTHER):
-        columns = _columns(comparison, part)
-        if columns:
-            above = ["", *(ood or "" for ood, _ in columns)]
-            heads = ["method", *(part[metric][0] for _, metric in columns)]
-            blocks.append(_aligned(above, [heads, *_lines(comparison, columns, part)]))
-    return "\n\n".join([*blocks, *_about(comparison)])
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """The same in Markdown, with deviations beside the means of several runs."""
-    blocks = []
-    for part in (DETECTION, OTHER):
-        columns = _columns(comparison, part)
-        if columns:
-            heads = ["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]
-            lines = [heads, ["---", *["--:"] * len(columns)]]
-            lines += _lines(comparison, columns, part, deviations=True)
-            blocks.append("\n".join(_markdown_row(line) for line in lines))
-    return "\n\n".join([*blocks, *_about(comparison)]) + "\n"
+    def _lines(self, part: Part, columns: list[Column], *, deviations: bool = False) -> list[list[str]]:
+        """One line per method that has any of the columns."""
+        rows = {(row["method"], row["ood"], row["metric"]): row for row in self.rows}
+        lines = []
+        for method in self.methods:
+            cells = []
+            for column in columns:
+                row, show = rows.get((method, *column), {}), part[column[1]][1]
+                text = show(row["value"]) if row else ""
+                cells.append(f"{text} ± {show(row['std'])}" if deviations and row.get("n", 1) > 1 else text)
+            if any(cells):
+                lines.append([method, *cells])
+        return lines
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"std": stdev(values) if len(values) > 1 else 0.0, "n": len(values)}
-
-
-def _markdown_row(cells: list[str]) -> str:
-    r"""A bar in a name, as in p(y|x), must not begin another column.
-
-    Example:
-        >>> print(_markdown_row(["p(y|x)", "0.5"]))
-        | p(y\|x) | 0.5 |
-    """
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _columns(comparison: Comparison, part: Mapping[str, Any]) -> list[Column]:
-    there = {(row["ood"], row["metric"]) for row in comparison.rows}
-    return [(ood, metric) for ood in (None, *comparison.ood) for metric in part if (ood, metric) in there]
-
-
-def _lines(
-    comparison: Comparison, columns: list[Column], part: Mapping[str, tuple[str, Format]], *, deviations: bool = False
-) -> list[list[str]]:
-    """One line per method that has any of the columns."""
-    rows = {(row["method"], row["ood"], row["metric"]): row for row in comparison.rows}
-    lines = []
-    for method in comparison.methods:
-        cells = []
-        for column in columns:
-            row, show = rows.get((method, *column)), part[column[1]][1]
-            text = "" if row is None else show(row["value"])
-            several = row is not None and deviations and row.get("n", 1) > 1
-            cells.append(f"{text} ± {show(row['std'])}" if row is not None and several else text)
-        if any(cells):
-            lines.append([method, *cells])
-    return lines
+def write_json(content: Any, path: Path) -> Path:
+    """Write a file whole or not at all; folders are made."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+    return path
 
 
 def _aligned(above: list[str], lines: list[list[str]]) -> str:

@@ -14,16 +14,12 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images with their labels.
-
-    Args:
-        images: (n, C, H, W), in [0, 1].
-        labels: (n,).
+    """Images (n, C, H, W) in [0, 1] with their labels (n,).
 
     Example:
         >>> split = Split(torch.zeros(5, 1, 8, 8), torch.arange(5))
-        >>> len(split), split[split.labels > 2].labels
-        (5, tensor([3, 4]))
+        >>> len(split), split[split.labels > 2].labels, [len(labels) for _, labels in split.batches(2)]
+        (5, tensor([3, 4]), [2, 2, 1])
     """
 
     images: Tensor
@@ -44,24 +40,15 @@ class Split:
         return Split(self.images[index], self.labels[index])
 
     def batches(self, size: int = 256) -> list[tuple[Tensor, Tensor]]:
-        """The images in order, `size` at a time, as a loader yields them.
-
-        Example:
-            >>> [len(labels) for _, labels in Split(torch.zeros(5, 1, 8, 8), torch.arange(5)).batches(2)]
-            [2, 2, 1]
-        """
+        """The images in order, `size` at a time, as a loader yields them."""
         return list(zip(self.images.split(size), self.labels.split(size), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Digits, split at random.
+    """Digits, split at random: to train a network on, to calibrate (unseen by the network), and to test.
 
-    Args:
-        train: what a network is trained on.
-        calibration: unseen by the network, for p-values and thresholds.
-        test: used for neither.
-        left_out: all digits of the classes left out, which the other parts do not hold.
+    `left_out` are all digits of the classes left out, which the other parts do not hold.
     """
 
     train: Split

@@ -15,13 +15,13 @@ from .. import metrics
 from ..comparison.measure import hardware, one_thread, versions
 from ..latent import LatentDensity
 from ..model.layers import layers
-from ..progress import bars
 from ..scoring.calibration import Calibration
 from ..uncertainty import Uncertainty
-from . import Digits, DigitsNet, Split, add_noise, flip, rotate, train
+from . import DigitsNet, Split, add_noise, flip, rotate, train
 from .data import digits
 
 LEFT_OUT = (8, 9)
+PARTS = ("train", "calibration", "test", "left_out")
 KEPT = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 ENTROPY = "softmax entropy"  # what the network itself says, to compare with
 
@@ -30,29 +30,19 @@ ENTROPY = "softmax entropy"  # what the network itself says, to compare with
 class Settings:
     """What the demonstration measures; the density is the library's default.
 
-    Args:
-        seed: of the split, the network and the noise.
-        epochs: of training.
-        layers: the layers whose densities are fitted, shallow to deep.
-        layer: the one whose scores are the detector's.
-        max_dim: wider layers are reduced to this many dimensions.
-        false_alarm: share of familiar inputs that may be called surprising.
-        degrees: of rotation.
-        deviations: of noise.
-
     Example:
         >>> Settings(seed=1).quick().seed
         1
     """
 
-    seed: int = 0
+    seed: int = 0  # of the split, the network and the noise
     epochs: int = 20
-    layers: tuple[str, ...] = ("conv1", "conv2", "conv3", "hidden", "output")
-    layer: str = "hidden"
-    max_dim: int = 256
-    false_alarm: float = 0.05
+    layers: tuple[str, ...] = ("conv1", "conv2", "conv3", "hidden", "output")  # with densities, shallow to deep
+    layer: str = "hidden"  # the one whose scores are the detector's
+    max_dim: int = 256  # wider layers are reduced to this many dimensions
+    false_alarm: float = 0.05  # share of familiar inputs that may be called surprising
     degrees: tuple[int, ...] = tuple(range(0, 181, 15))
-    deviations: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
+    deviations: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)  # of noise
 
     def quick(self) -> Settings:
         """A rough version that takes a few seconds."""
@@ -60,57 +50,12 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Demonstration:
-    """What was measured, and what it was measured on.
-
-    Args:
-        settings: what was asked for.
-        numbers: everything, ready for JSON.
-        threshold: of the detector's epistemic uncertainty.
-        test: test digits as they are.
-        left_out: digits of the classes left out.
-        rotated: test digits by angle.
-        noisy: test digits by the noise's standard deviation.
-    """
-
-    settings: Settings
-    numbers: dict[str, Any]
-    threshold: float
-    test: Scored
-    left_out: Scored
-    rotated: Mapping[int, Scored]
-    noisy: Mapping[float, Scored]
-
-
-@one_thread()
-def measure(settings: Settings, *, progress: bool | None = None) -> Demonstration:
-    """Train a network on some digits, fit densities to its layers, and score what it does and does not know.
-
-    Torch uses one thread meanwhile: the matrices are too small to gain from more, and the numbers then do not depend
-    on the number of cores.
-
-    Args:
-        settings: what to measure.
-        progress: show bars; None shows them on a terminal.
-    """
-    with bars(progress):
-        return _measure(settings)
-
-
-@dataclass(frozen=True, eq=False)
 class Scored:
-    """Images, and how uncertain each of them is.
-
-    Args:
-        data: images and labels.
-        uncertainty: the detector's.
-        scores: the epistemic uncertainty of each layer by its name, and the softmax entropy, (n,) each.
-        p_value: of each score, (n,) each.
-    """
+    """Images, and how uncertain each of them is: by the detector, by each layer and by the softmax entropy."""
 
     data: Split
     uncertainty: Uncertainty
-    scores: Mapping[str, Tensor]
+    scores: Mapping[str, Tensor]  # by name, (n,) each
     p_value: Mapping[str, Tensor]
 
     @property
@@ -119,65 +64,31 @@ class Scored:
         return self.uncertainty.prediction == self.data.labels
 
 
-class Scorer:
-    """Scores images by every layer and by the network's own softmax, all calibrated on the same images.
+@dataclass(frozen=True, eq=False)
+class Demonstration:
+    """What was measured, and what it was measured on."""
 
-    Args:
-        detector: fitted.
-        calibration: images that the network has not seen.
+    settings: Settings
+    numbers: dict[str, Any]  # everything, ready for JSON
+    threshold: float  # of the detector's epistemic uncertainty
+    test: Scored
+    left_out: Scored  # digits of the classes left out
+    rotated: Mapping[int, Scored]  # test digits by angle
+    noisy: Mapping[float, Scored]  # and by the noise's deviation
+
+
+@one_thread()
+def measure(settings: Settings) -> Demonstration:
+    """Train a network on some digits, fit densities to its layers, and score what it does and does not know.
+
+    Torch uses one thread meanwhile: the matrices are too small to gain from more, and the numbers then do not depend
+    on the number of cores.
     """
-
-    def __init__(self, detector: LatentDensity, calibration: Split) -> None:
-        self.detector = detector
-        _, scores = self._read(calibration)
-        assert detector.head is not None
-        fitted = {name: term.calibration for name, term in detector.head.terms.items()}
-        self.calibration = {name: each for name, each in fitted.items() if each is not None}
-        self.calibration[ENTROPY] = Calibration().fit(scores[ENTROPY])
-
-    def __call__(self, data: Split) -> Scored:
-        """Score images."""
-        uncertainty, scores = self._read(data)
-        p_value = {name: self.calibration[name].p_value(values) for name, values in scores.items()}
-        return Scored(data, uncertainty, scores, p_value)
-
-    def _read(self, data: Split) -> tuple[Uncertainty, dict[str, Tensor]]:
-        uncertainty = self.detector.predict(data.batches())
-        with torch.no_grad():
-            # In float64: in float32 the entropies of confident predictions are all the same zero.
-            log_p = self.detector.model(data.images).double().log_softmax(1)  # (n, classes)
-        scores = {name: layer.epistemic for name, layer in uncertainty.layers.items()}
-        return uncertainty, {**scores, ENTROPY: -(log_p.exp() * log_p).sum(1)}
-
-
-def pool(parts: Sequence[Scored]) -> dict[str, tuple[Tensor, Tensor]]:
-    """For each kind of uncertainty, the scores of all inputs together, and whether the network was right about each.
-
-    Aleatoric uncertainty is given as its logarithm, which also ranks inputs whose entropy underflows.
-    """
-    u = Uncertainty.cat([part.uncertainty for part in parts])
-    assert u.log_aleatoric is not None
-    kinds = {
-        "epistemic": u.epistemic,
-        "aleatoric": u.log_aleatoric,
-        ENTROPY: torch.cat([part.scores[ENTROPY] for part in parts]),
-    }
-    correct = torch.cat([part.correct for part in parts])
-    return {name: (values, correct) for name, values in kinds.items()}
-
-
-def most_surprising(scored: Scored, count: int) -> list[int]:
-    """Positions of the inputs of highest epistemic uncertainty, highest first."""
-    return scored.uncertainty.epistemic.argsort(descending=True, stable=True)[:count].tolist()
-
-
-def _measure(settings: Settings) -> Demonstration:
     seconds: dict[str, float] = {}
     data = digits(left_out=LEFT_OUT, seed=settings.seed)
     with _timed(seconds, "training"):
         network = DigitsNet(10 - len(LEFT_OUT), seed=settings.seed)
-        images, labels = data.train.images, data.train.labels
-        train(network, images, labels, epochs=settings.epochs, seed=settings.seed)
+        train(network, data.train.images, data.train.labels, epochs=settings.epochs, seed=settings.seed)
     with _timed(seconds, "fitting"):
         detector = LatentDensity(
             network, settings.layers, max_dim=settings.max_dim, combine={settings.layer: 1.0}, task="classification"
@@ -185,12 +96,17 @@ def _measure(settings: Settings) -> Demonstration:
         detector.fit(data.train.batches(), calibration=data.calibration.batches())
         threshold = detector.threshold(settings.false_alarm)
     with _timed(seconds, "scoring"):
-        score = Scorer(detector, data.calibration)
-        digit = data.test.images
+        calibration = _calibrations(detector, data.calibration)
+
+        def score(split: Split) -> Scored:
+            uncertainty, scores = _read(detector, split)
+            p_value = {name: calibration[name].p_value(values) for name, values in scores.items()}
+            return Scored(split, uncertainty, scores, p_value)
 
         def changed(images: Tensor) -> Scored:
             return score(Split(images, data.test.labels))
 
+        digit = data.test.images
         test, left_out, seen = score(data.test), score(data.left_out), score(data.train)
         rotated = {angle: changed(rotate(digit, angle)) for angle in settings.degrees}
         noisy = {sigma: changed(add_noise(digit, sigma, seed=settings.seed)) for sigma in settings.deviations}
@@ -200,13 +116,13 @@ def _measure(settings: Settings) -> Demonstration:
     numbers = {
         "seed": settings.seed,
         "layer": settings.layer,
-        "data": _sizes(data),
+        "data": {"classes_left_out": list(LEFT_OUT), **{part: len(getattr(data, part)) for part in PARTS}},
         "dimensions": _dimensions(network, digit, settings),
         "accuracy": {"train": _share(seen.correct), "test": _share(test.correct)},
         "false_alarm": {
             "asked": rate,
             "seen": _surprising(test, rate),
-            "threshold": {name: fitted.threshold(rate) for name, fitted in score.calibration.items()},
+            "threshold": {name: each.threshold(rate) for name, each in calibration.items()},
         },
         "rotation": [{"degrees": angle, **_against(test, some, rate)} for angle, some in rotated.items()],
         "noise": [{"deviation": sigma, **_against(test, some, rate)} for sigma, some in noisy.items()],
@@ -219,6 +135,23 @@ def _measure(settings: Settings) -> Demonstration:
         "seconds": seconds,
     }
     return Demonstration(settings, numbers, threshold, test, left_out, rotated, noisy)
+
+
+def pool(parts: Sequence[Scored]) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each kind of uncertainty, the scores of all inputs together, and whether the network was right about each.
+
+    Aleatoric uncertainty is given as its logarithm, which also ranks inputs whose entropy underflows.
+    """
+    u = Uncertainty.cat([part.uncertainty for part in parts])
+    assert u.log_aleatoric is not None
+    entropy = torch.cat([part.scores[ENTROPY] for part in parts])
+    correct = torch.cat([part.correct for part in parts])
+    return {"epistemic": (u.epistemic, correct), "aleatoric": (u.log_aleatoric, correct), ENTROPY: (entropy, correct)}
+
+
+def most_surprising(scored: Scored, count: int) -> list[int]:
+    """Positions of the inputs of highest epistemic uncertainty, highest first."""
+    return scored.uncertainty.epistemic.argsort(descending=True, stable=True)[:count].tolist()
 
 
 def _against(known: Scored, changed: Scored, rate: float) -> dict[str, Any]:
@@ -264,9 +197,22 @@ def _list(scored: Scored) -> list[dict[str, Any]]:
     ]
 
 
-def _sizes(data: Digits) -> dict[str, Any]:
-    parts = {"train": data.train, "calibration": data.calibration, "test": data.test, "left_out": data.left_out}
-    return {"classes_left_out": list(LEFT_OUT), **{name: len(part) for name, part in parts.items()}}
+def _calibrations(detector: LatentDensity, data: Split) -> dict[str, Calibration]:
+    """Those of every layer, and one of the softmax entropy on the same images."""
+    assert detector.head is not None
+    fitted = {name: term.calibration for name, term in detector.head.terms.items()}
+    entropy = Calibration().fit(_read(detector, data)[1][ENTROPY])
+    return {name: each for name, each in fitted.items() if each is not None} | {ENTROPY: entropy}
+
+
+def _read(detector: LatentDensity, data: Split) -> tuple[Uncertainty, dict[str, Tensor]]:
+    """What the detector finds, and the scores by each layer and by the network's own softmax."""
+    uncertainty = detector.predict(data.batches())
+    with torch.no_grad():
+        # In float64: in float32 the entropies of confident predictions are all the same zero.
+        log_p = detector.model(data.images).double().log_softmax(1)  # (n, classes)
+    scores = {name: layer.epistemic for name, layer in uncertainty.layers.items()}
+    return uncertainty, {**scores, ENTROPY: -(log_p.exp() * log_p).sum(1)}
 
 
 def _dimensions(network: DigitsNet, images: Tensor, settings: Settings) -> dict[str, dict[str, int]]:

@@ -67,13 +67,7 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False, progress: bool 
 
 
 def methods(networks: Sequence[DigitsNet], dropped: Any, settings: Mapping[str, Any]) -> dict[str, Comparable]:
-    """Everything that is compared, by name.
-
-    Args:
-        networks: members of the ensemble; all other methods score the first of them.
-        dropped: a network that was trained with dropout.
-        settings: as `SETTINGS`.
-    """
+    """Everything that is compared, by name; all but the ensemble and MC dropout score the first network."""
     layer, k = settings["layer"], settings["k of kernel ratio and credibility"]
     network = networks[0]
     options: dict[str, Any] = {"task": "classification", "progress": False}

@@ -20,11 +20,7 @@ SURPRISING = "#D55E00"
 
 
 def draw(shown: Demonstration) -> Figure:
-    """Draw what the demonstration found: rotation, histograms, detection by layer, images, accuracy against rejection.
-
-    Args:
-        shown: as `measure` returns it.
-    """
+    """What the demonstration found: rotation, histograms, detection by layer, images, accuracy against rejection."""
     figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
     numbers, layer = shown.numbers, shown.settings.layer
     _text(figure, 0.3, 0.42, "A network that knows what it does not know", size=17, weight="bold")
@@ -65,11 +61,9 @@ def _rotation(ax: Axes, shown: Demonstration) -> None:
         style = {"linewidth": 2.6} if name == "accuracy" else {"linewidth": 1.8, "marker": "o", "markersize": 3}
         ax.plot(degrees, [100 * share for share in shares], color=COLOURS[name], label=label, **style)
     margin = (degrees[-1] - degrees[0]) / (len(degrees) - 1) / 2
-    ax.set_xlim(degrees[0] - margin, degrees[-1] + margin)
-    ax.set_ylim(-2, 103)
+    ax.set(xlim=(degrees[0] - margin, degrees[-1] + margin), ylim=(-2, 103))
     ax.set_xticks(degrees[:: 1 if len(degrees) < 8 else 2])
-    ax.set_xlabel("rotation (degrees)")
-    ax.set_ylabel("% of test digits")
+    ax.set(xlabel="rotation (degrees)", ylabel="% of test digits")
     _finish(ax)
     _legend(ax, loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, columnspacing=1.2)
 
@@ -99,8 +93,7 @@ def _histograms(ax: Axes, shown: Demonstration) -> None:
         {name: scored.uncertainty.epistemic for name, scored in groups.items()}, ax=ax, threshold=shown.threshold
     )
     ax.lines[-1].set_label("threshold")
-    ax.set_yticks([])
-    ax.set_ylabel("")
+    ax.set(yticks=[], ylabel="")
     _finish(ax)
     _legend(ax, loc="upper right")
 
@@ -158,8 +151,7 @@ def _rejection(ax: Axes, shown: Demonstration) -> None:
     for name, line in zip(found, ax.lines, strict=True):
         line.set(color=COLOURS[name], label=f"{name}: AURC {shown.numbers['rejection']['rotated'][name]['aurc']:.2f}")
     ax.set_ylim(-0.15, 1.03)  # room for the legend, below every curve
-    ax.set_yticks([0, 0.5, 1])
-    ax.set_xlabel("share kept, of the digits at all angles")
+    ax.set(yticks=[0, 0.5, 1], xlabel="share kept, of the digits at all angles")
     _finish(ax)
     _legend(ax, loc="lower right")
 
@@ -167,8 +159,7 @@ def _rejection(ax: Axes, shown: Demonstration) -> None:
 def _digit(ax: Axes, image: Tensor, surprising: bool) -> None:
     """An image; its frame shows whether it is surprising."""
     ax.imshow(image[0].clamp(0, 1).numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set(xticks=[], yticks=[])
     ax.spines[:].set(color=SURPRISING if surprising else PALE, linewidth=1.8 if surprising else 0.8)
 
 

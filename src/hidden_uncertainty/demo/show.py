@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import plots
-from .measure import ENTROPY, Demonstration, Settings, measure, most_surprising
+from ..comparison.table import write_json
+from .measure import ENTROPY, Demonstration, Settings, measure
 from .picture import draw
 
 __all__ = ["Demonstration", "Settings", "draw", "measure", "run"]
@@ -26,43 +26,26 @@ KEPT = ("100%", "95%", "90%", "80%", "50%", "30%")
 
 
 def run(out: str | os.PathLike[str], settings: Settings | None = None) -> dict[str, Any]:
-    """Measure, print a summary, and write `demo.png` and `demo.json` to a folder; returns what the JSON holds.
-
-    Args:
-        out: the folder, created if needed.
-        settings: what to measure.
-    """
+    """Measure, print a summary, and write `demo.png` and `demo.json` to a folder; returns what the JSON holds."""
     start = time.perf_counter()
     folder, console = Path(out), Console(highlight=False)
-    introduce(console)
+    console.print("A network that knows what it does not know", style="bold")
+    console.print(
+        "A small network learns the digits 0-7 that come with scikit-learn. Densities of\n"
+        "its hidden activations, fitted without labels, then tell what it never learned.\n"
+    )
     found = measure(Settings() if settings is None else settings)
     before = time.perf_counter()
     plots.save(draw(found), folder / "demo.png")
     found.numbers["seconds"]["picture"] = time.perf_counter() - before
     found.numbers["seconds"]["total"] = time.perf_counter() - start
     numbers = _rounded(found.numbers)
-    _write(json.dumps(numbers, indent=2, ensure_ascii=False) + "\n", folder / "demo.json")
-    summarise(found, [folder / "demo.png", folder / "demo.json"], console)
+    summarise(found, [folder / "demo.png", write_json(numbers, folder / "demo.json")], console)
     return numbers
 
 
-def introduce(console: Console) -> None:
-    """Print what is going to happen."""
-    console.print("A network that knows what it does not know", style="bold")
-    console.print(
-        "A small network learns the digits 0-7 that come with scikit-learn. Densities of\n"
-        "its hidden activations, fitted without labels, then tell what it never learned.\n"
-    )
-
-
 def summarise(shown: Demonstration, files: Sequence[Path], console: Console) -> None:
-    """Print what the demonstration found, and where the files are.
-
-    Args:
-        shown: as `measure` returns it.
-        files: that were written.
-        console: where to print.
-    """
+    """Print what the demonstration found, and where the files are."""
     numbers, layer = shown.numbers, shown.settings.layer
     alarms, sizes = numbers["false_alarm"], numbers["data"]
     console.print(
@@ -91,27 +74,15 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _write(text: str, path: Path) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 def _rotation(shown: Demonstration) -> Table:
     layer = shown.settings.layer
-    table = _table(f"Test digits, turned: accuracy falls, surprise in '{layer}' rises")
-    for name in ("degrees", "accuracy", "", "surprising", "", "AUROC"):
-        table.add_column(name, justify="left" if name == "" else "right")
+    heads = ("degrees", "accuracy", "", "surprising", "", "AUROC")
+    table = _table(f"Test digits, turned: accuracy falls, surprise in '{layer}' rises", heads)
     for row in shown.numbers["rotation"]:
         right, odd = row["accuracy"], row["surprising"][layer]
-        table.add_row(
-            str(row["degrees"]),
-            f"{right:.1%}",
-            Text(_bar(right), "blue"),
-            f"{odd:.1%}",
-            Text(_bar(odd), "red"),
-            f"{row['auroc'][layer]:.3f}",
-        )
+        bars = Text(_bar(right), "blue"), Text(_bar(odd), "red")
+        area = f"{row['auroc'][layer]:.3f}"
+        table.add_row(str(row["degrees"]), f"{right:.1%}", bars[0], f"{odd:.1%}", bars[1], area)
     return table
 
 
@@ -124,10 +95,8 @@ def _detection(shown: Demonstration) -> Table:
         **{f"noise, deviation {row['deviation']:g}": row for row in numbers["noise"]},
         **{f"flipped {row['direction']}ly": row for row in numbers["flip"]},
     }
-    table = _table("AUROC against unchanged digits, by layer and by softmax entropy")
-    table.add_column("")
-    for name in (*settings.layers, _short(ENTROPY)):
-        table.add_column(name, justify="right")
+    heads = ("", *settings.layers, _short(ENTROPY))
+    table = _table("AUROC against unchanged digits, by layer and by softmax entropy", heads)
     for name, row in changes.items():
         values = {score: row["auroc"][score] for score in (*settings.layers, ENTROPY)}
         best = max(values.values())
@@ -136,11 +105,8 @@ def _detection(shown: Demonstration) -> Table:
 
 
 def _rejection(shown: Demonstration) -> Table:
-    table = _table("Accuracy of the share that is kept when the most uncertain are dropped")
-    for name in ("digits", "kept by"):
-        table.add_column(name)
-    for name in (*KEPT, "AURC"):
-        table.add_column(name, justify="right")
+    heads = ("digits", "kept by", *KEPT, "AURC")
+    table = _table("Accuracy of the share that is kept when the most uncertain are dropped", heads)
     for which, label in (("test", "test"), ("rotated", "turned")):
         for name, found in shown.numbers["rejection"][which].items():
             kept: dict[str, Any] = found["accuracy_of_kept"]
@@ -155,16 +121,14 @@ def _short(name: str) -> str:
 def _gallery(shown: Demonstration, console: Console, count: int = 4) -> None:
     """The most surprising test digits, drawn in shades."""
     console.print("The most surprising test digits", style="bold")
-    scored, u = shown.test, shown.test.uncertainty
-    assert u.p_value is not None
-    positions = most_surprising(scored, count)
+    listed = shown.numbers["most_surprising"]["test"][:count]
     cells = [
         [
-            *_shades(scored.data.images[i, 0]),
-            f"{int(scored.data.labels[i])}, read as {int(u.prediction[i])}",
-            f"p = {float(u.p_value[i]):.3f}",
+            *_shades(shown.test.data.images[each["position"], 0]),
+            f"{each['label']}, read as {each['prediction']}",
+            f"p = {each['p_value']:.3f}",
         ]
-        for i in positions
+        for each in listed
     ]
     for line in zip(*cells, strict=True):
         console.print("   ".join(part.ljust(16) for part in line).rstrip(), markup=False)
@@ -180,12 +144,10 @@ def _bar(share: float, width: int = 16) -> str:
     return ("█" * round(share * width)).ljust(width)
 
 
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+def _table(title: str, heads: Sequence[str]) -> Table:
+    """An empty table; words are on the left, numbers on the right."""
+    how: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "show_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, box=box.SIMPLE_HEAD, **how)
+    for name in heads:
+        table.add_column(name, justify="left" if name in ("", "digits", "kept by") else "right")
+    return table
