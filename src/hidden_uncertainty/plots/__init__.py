@@ -4,9 +4,8 @@ Every function draws on the Axes it is given, or on a new one, and returns it; t
 Figure. Nothing goes through pyplot, so no global state changes and no screen is needed.
 """
 
-from .detection import plot_accuracy_rejection, plot_roc, plot_scores
+from .curves import plot_accuracy_rejection, plot_along, plot_regression, plot_roc, plot_scores, plot_sparsification
 from .pixels import plot_maps, plot_precision_recall
-from .regression import plot_along, plot_regression, plot_sparsification
 from .style import dress, new_axes, save
 
 __all__ = [
