@@ -1,13 +1,11 @@
 """The marginal p(ŷ) of what a density is conditioned on."""
 
 from .base import Marginal, Support
-from .beta_prime import BetaPrime
 from .categorical import Categorical
 from .choose import by_name, choose
 from .continuous import Continuous
-from .gaussian import Gaussian
-from .histogram import Histogram
-from .uniform import Uniform
+from .scalars import BetaPrime, Histogram
+from .vectors import Gaussian, Uniform
 
 KINDS: dict[str, type[Marginal]] = {
     kind.__name__: kind for kind in (Categorical, Uniform, Gaussian, BetaPrime, Histogram)

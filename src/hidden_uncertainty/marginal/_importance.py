@@ -69,12 +69,6 @@ def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor
     The first half is uniform in a box or normal with deviation 1.5; the rungs of the second are normal with deviations
     1, 1/3, 1/9, 1/27 and 1/81. All come from scrambled Sobol sequences.
 
-    Args:
-        points: how many, both halves together.
-        numbers: q.
-        box: whether the marginal is uniform.
-        seed: of the scrambling.
-
     Example:
         >>> shared, offset = draw(1024, 2, box=True)
         >>> shared.shape, offset.shape, bool(shared.abs().max() <= 3**0.5)
@@ -139,12 +133,7 @@ def spread(place: Place, frame: Frame, shared: Tensor, offset: Tensor, points: i
         v_{ij} = \frac{1}{m\, q_i(x_{ij})}, \qquad
         m\, q_i(x) = g\, q_\text{shared}(x) + \sum_r l_r\, \mathcal N(x \mid \mu_i, s_r^2 \Sigma_i)
 
-    Args:
-        place: μ, Σ and the scales s.
-        frame: the marginal's coordinates.
-        shared: what `draw` gave (g, q).
-        offset: what `draw` gave (l, q).
-        points: how many of these draws, at least.
+    with μ, Σ and the scales s of the place, from at least `points` of the draws `shared` (g, q) and `offset` (l, q).
 
     Example:
         >>> shared, offset = draw(1024, 2, box=True)

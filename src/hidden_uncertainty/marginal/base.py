@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, Self
@@ -70,27 +69,8 @@ class Marginal(nn.Module, ABC):
         """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
 
 
-def check_options(points: int | None, low: float | None, high: float | None) -> None:
-    """Raise unless a support can have this number of points and this range.
-
-    Example:
-        >>> check_options(points=1000, low=-10, high=10)
-    """
-    if points is not None and (not isinstance(points, int) or isinstance(points, bool) or points < 3):
-        raise ValueError(f"points must be a whole number of at least 3, or None, not {points!r}.")
-    for name, value in (("low", low), ("high", high)):
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number or None, not {value}.")
-    if low is not None and high is not None and low >= high:
-        raise ValueError(f"low must be below high, but low={low} and high={high}.")
-
-
 def check_values(y: Tensor) -> None:
-    """Raise unless y is finite numbers (n,) or vectors (n, q) that have a density.
-
-    Example:
-        >>> check_values(torch.tensor([0.5, 0.7]))
-    """
+    """Raise unless y is finite numbers (n,) or vectors (n, q) that have a density."""
     y = y.detach()
     if not y.is_floating_point():
         raise TypeError(f"expected predictions in floating point, not {y.dtype}: for classes use Categorical.")

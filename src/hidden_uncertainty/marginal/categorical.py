@@ -41,12 +41,8 @@ class Categorical(Marginal):
         """Count the classes.
 
         Args:
-            y: Class of each sample, (n,) integers.
-            classes: How many classes the network has; None takes the largest of y, plus one.
-
-        Example:
-            >>> Categorical().fit(torch.tensor([1, 0]), classes=3).config()
-            {'classes': 3, 'occurring': 2}
+            y: class of each sample, (n,) integers.
+            classes: how many classes the network has; None takes the largest of y, plus one.
         """
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise TypeError(f"classes must be integers, not {y.dtype}: for numbers use a continuous marginal.")
@@ -59,12 +55,7 @@ class Categorical(Marginal):
         return self.fit_counts(torch.bincount(y.long(), minlength=classes))
 
     def fit_counts(self, counts: Tensor) -> Self:
-        """Take how often each class occurred, (C,), where there are too many samples to hold.
-
-        Example:
-            >>> Categorical().fit_counts(torch.tensor([1, 0, 3])).log_weight.exp()
-            tensor([0.2500, 0.7500])
-        """
+        """Take how often each class occurred, (C,), where there are too many samples to hold."""
         whole = counts.cpu().double()
         self.log_prob = (whole / whole.sum()).log().to(counts.device, torch.float32)
         self.support = counts.nonzero().squeeze(1)
@@ -94,13 +85,7 @@ class Categorical(Marginal):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`.
-
-        Example:
-            >>> fitted = Categorical().fit(torch.tensor([0, 2, 2, 2]))
-            >>> Categorical.from_config(fitted.config()).load_state_dict(fitted.state_dict(), strict=True)
-            <All keys matched successfully>
-        """
+        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
         marginal = cls()
         marginal._allocate(classes=config["classes"], occurring=config["occurring"])
         return marginal

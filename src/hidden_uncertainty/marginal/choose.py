@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from .base import check_values
-from .beta_prime import BetaPrime
 from .continuous import Continuous
-from .gaussian import Gaussian
-from .histogram import Histogram
-from .uniform import Uniform
+from .scalars import BetaPrime, Histogram
+from .vectors import Gaussian, Uniform
 
 NAMES: dict[str, type[Continuous]] = {kind.name: kind for kind in (Uniform, Gaussian, BetaPrime, Histogram)}
 FEWEST = 10  # predictions that can be split, per number of each

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..io import expect, plain
 from ..notes import note, warn
 from ._importance import MIN_DRAWS, Frame, Place, around, draw, locate, spread, wider
-from .base import LogProb, Marginal, Support, check_options, check_values
+from .base import LogProb, Marginal, Support, check_values
 
 POINTS, DRAWS = 257, 1024  # of one number and of vectors, by default
 LOOK, ZOOMS = 33, 5  # points of one number, to see more closely where p(y|z) lies, and how often at most
@@ -34,13 +34,11 @@ class Continuous(Marginal):
     r"""A density p(y) of numbers (n,), or of vectors (n, q), with the support that integrals over it are summed at.
 
     Every input has a support of its own, which lies where its p(y|z) does. For numbers the first points are the same
-    for all and reach thousands of deviations past the values fitted; `closer` then takes equal steps between the ends
-    of what is left of p(y|z).
+    for all and reach thousands of deviations past the values fitted; `_zoom` then takes equal steps between the ends of
+    what is left of p(y|z). For vectors the points are importance samples, around the prediction first and then around
+    p(y|z): see `spread` in `_importance`.
 
     .. math:: \int f(y)\, p(y)\, dy \approx \sum_j f(y_j)\, p(y_j)\, v_j
-
-    For vectors the points are importance samples, around the prediction first and then around p(y|z): see `spread` in
-    `_importance`.
 
     Everything is fitted in float64; buffers are float64 if the values are, float32 otherwise.
 
@@ -61,9 +59,14 @@ class Continuous(Marginal):
 
     def __init__(self, *, points: int | None = None, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
-        points = plain(points)
-        check_options(points, low, high)
-        self.points = points
+        self.points = points = plain(points)
+        if points is not None and (not isinstance(points, int) or isinstance(points, bool) or points < 3):
+            raise ValueError(f"points must be a whole number of at least 3, or None, not {points!r}.")
+        for name, value in (("low", low), ("high", high)):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number or None, not {value}.")
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"low must be below high, but low={low} and high={high}.")
         self.low = None if low is None else float(low)
         self.high = None if high is None else float(high)
         self.compared: dict[str, float] = {}  # likelihoods of the holdout, where `choose` chose this one
@@ -292,8 +295,10 @@ class Continuous(Marginal):
 
     def _ends(self) -> Tensor:
         """Between which numbers integrals are taken, (2,) in float64."""
-        low = -math.inf if self.low is None else self.low
-        return self._first.new_tensor([low, math.inf if self.high is None else self.high], dtype=torch.float64)
+        return self._first.new_tensor(self._ends_given(), dtype=torch.float64)
+
+    def _ends_given(self) -> tuple[float, float]:
+        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
 
     def _lay_out(self, x: Tensor) -> Support:
         """The support of one number at ascending coordinates (m,), or (n, m) in equal steps."""

@@ -1,0 +1,308 @@
+"""The marginals that only single numbers have: beta prime, for positive ones with a long tail, and the histogram."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..io import expect, plain
+from .continuous import Continuous
+
+FARTHEST = 500.0  # logarithm of a number that is still one
+NARROWEST = 1e10  # α + β; beyond, the logarithms of gamma functions have no digits left for p(y)
+FEWEST, MOST = 5, 256  # bins, when the rule decides
+
+
+class BetaPrime(Continuous):
+    r"""The distribution of x / (1 - x) where x has a beta distribution, fitted by maximum likelihood.
+
+    .. math:: p(y) = \frac{y^{\alpha - 1} (1 + y)^{-\alpha - \beta}}{B(\alpha, \beta)}, \quad y > 0
+
+    with y in units of `scale`. Its location is zero, and its tail falls as y to the power of -1 - β.
+
+    Args:
+        scale: the unit of y, one as in the paper; None takes the geometric mean of the values.
+        points: how many points integrals are summed at; see `Continuous`.
+        low: where integrals begin.
+        high: where they end.
+
+    Example:
+        >>> x = np.random.default_rng(0).beta(31.76, 3.07, 2000)
+        >>> marginal = BetaPrime().fit(torch.as_tensor(x / (1 - x)))
+        >>> marginal.shape
+        tensor([30..., 3.0...], dtype=torch.float64)
+    """
+
+    name = "beta-prime"
+    options: ClassVar[tuple[str, ...]] = ("scale", *Continuous.options)
+    fitted: ClassVar[tuple[str, ...]] = ("shape", "unit")
+
+    shape: Tensor  # α and β
+    unit: Tensor | None  # (); None in files of version 0.1.0, where it is one
+
+    def __init__(
+        self,
+        scale: float | None = 1.0,
+        *,
+        points: int | None = None,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        super().__init__(points=points, low=low, high=high)
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"scale must be above zero, or None, not {scale!r}.")
+        self.scale = None if scale is None else float(scale)
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        super().check()
+        expect(self.shape is None or self.shape > 0, "α or β is not positive")
+        expect(self.unit is None or self.unit > 0, "the scale is not positive")
+
+    def _refuses(self, y: Tensor) -> str | None:
+        bad = int((y <= 0).reshape(len(y), -1).any(1).sum())
+        if bad:
+            return (
+                f"{bad} of {len(y)} predictions are not positive, and BetaPrime is for positive numbers: use Gaussian "
+                "or Histogram."
+            )
+        if y.dim() == 1 and _concentration((y.double() / self._unit_of(y.double())).numpy()) > NARROWEST:
+            return (
+                f"predictions around {float(y.median()):.4g} are too far from scale={self.scale}, or too close to each "
+                "other, for BetaPrime: give scale=None, or use Gaussian or Histogram."
+            )
+        return super()._refuses(y)
+
+    def _unit_of(self, y: Tensor) -> Tensor:
+        return y.log().mean().exp() if self.scale is None else y.new_tensor(self.scale)
+
+    def _estimate(self, y: Tensor) -> None:
+        self.unit = self._unit_of(y)
+        self.shape = torch.from_numpy(_fit((y / self.unit).numpy()))
+
+    @property
+    def _scale(self) -> Tensor:
+        return torch.ones_like(self.shape[0]) if self.unit is None else self.unit
+
+    def _log_prob(self, y: Tensor) -> Tensor:
+        alpha, beta = self.shape.to(torch.promote_types(y.dtype, self.shape.dtype))
+        y, log_unit = y / self._scale, self._scale.to(alpha.dtype).log()
+        log_beta = alpha.lgamma() + beta.lgamma() - (alpha + beta).lgamma()
+        at = y.clamp(min=0)
+        # xlogy is zero at α = 1 and y = 0, where (α - 1) log y is not a number.
+        log_prob = torch.xlogy(alpha - 1, at) - (alpha + beta) * at.log1p() - log_beta - log_unit
+        return log_prob.masked_fill(y < 0, -math.inf)
+
+    @property
+    def _ended(self) -> bool:
+        return True  # at zero
+
+    def _core(self) -> Tensor:
+        shape = self.shape.double()
+        mean = shape.digamma() @ shape.new_tensor([1.0, -1.0])
+        return mean + torch.polygamma(1, shape).sum().sqrt() * shape.new_tensor([-5.0, 5.0])
+
+    def _coordinate(self, y: Tensor) -> Tensor:
+        return (y.double() / self._scale).log().nan_to_num(nan=-FARTHEST).clamp(-FARTHEST, FARTHEST)
+
+    def _value(self, x: Tensor) -> Tensor:
+        return x.exp() * self._scale
+
+    def _log_slope(self, x: Tensor) -> Tensor:
+        return x + self._scale.log()
+
+    def _cdf(self, y: Tensor) -> Tensor:
+        from scipy import special  # here and below, so that `import hidden_uncertainty` does not load it
+
+        alpha, beta = self.shape.tolist()
+        at = (y / self._scale).cpu().clamp(min=0).numpy()
+        # Above one the complement keeps the digits.
+        cdf = np.where(at < 1, special.betainc(alpha, beta, at / (1 + at)), special.betaincc(beta, alpha, 1 / (1 + at)))
+        return torch.as_tensor(cdf, device=y.device)
+
+    def _quantile(self, p: Tensor) -> Tensor:
+        from scipy import special
+
+        alpha, beta = self.shape.tolist()
+        at = p.cpu().numpy()
+        x, rest = special.betaincinv(alpha, beta, at), special.betainccinv(beta, alpha, at)  # rest is 1 - x
+        with np.errstate(divide="ignore"):
+            found = np.where(x < 0.5, x / (1 - x), (1 - rest) / rest)
+        return torch.as_tensor(found, device=p.device) * self._scale
+
+
+class Histogram(Continuous):
+    r"""A density that is constant in each of b bins of equal width from the smallest to the largest value.
+
+    .. math:: p(y) = \frac{n_k + 1}{(n + b + 2)\, w}, \quad y \text{ in bin } k \text{ of width } w
+
+    Adding one keeps empty bins possible. Below and above them p falls exponentially, with the deviation of the values
+    as its length; each of these tails holds one of n + b + 2 parts of the mass too.
+
+    Args:
+        bins: how many; `"auto"` takes the rule of Freedman and Diaconis, at least 5 and at most 256.
+        points: how many points integrals are summed at; see `Continuous`.
+        low: where integrals begin.
+        high: where they end.
+
+    Example:
+        >>> marginal = Histogram(bins=2).fit(torch.tensor([0.0, 0.1, 0.2, 1.0]))
+        >>> marginal.log_prob(torch.tensor([0.2, 0.8, 1.2])).exp()    # 4/8 and 2/8 of the mass in bins of width 1/2
+        tensor([1.0000, 0.5000, 0.1905])
+    """
+
+    name = "histogram"
+    options: ClassVar[tuple[str, ...]] = ("bins", *Continuous.options)
+    fitted: ClassVar[tuple[str, ...]] = ("bounds", "mass", "tail")
+
+    bounds: Tensor  # the smallest and the largest value
+    mass: Tensor  # of each bin (b,)
+    tail: Tensor | None  # mass and length of each tail, (2,); None in files of version 0.1.0, which have none
+
+    def __init__(
+        self,
+        bins: int | Literal["auto"] = "auto",
+        *,
+        points: int | None = None,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        super().__init__(points=points, low=low, high=high)
+        bins = plain(bins)
+        if bins != "auto" and (not isinstance(bins, int) or isinstance(bins, bool) or bins < 1):
+            raise ValueError(f"bins must be 'auto' or a whole number of at least 1, not {bins!r}.")
+        self.bins = bins
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        super().check()
+        if self.mass is not None:
+            expect(self.bounds.diff() > 0, "bounds do not ascend")
+            expect(self.mass > 0, "the mass of a bin is not positive")
+            expect(self.tail is None or self.tail > 0, "a tail has no mass or no length")
+            total = float(self.mass.sum() + 2 * self._tail[0])
+            expect(abs(total - 1) < 1e-3, "the mass of all bins and tails is not one")
+
+    def _estimate(self, y: Tensor) -> None:
+        bins = _rule(y.numpy()) if self.bins == "auto" else self.bins
+        self.bounds = torch.stack([y.min(), y.max()])
+        counts = torch.bincount(_locate(y, self.bounds, bins).clamp(max=bins - 1).long(), minlength=bins)
+        parts = len(y) + bins + 2
+        self.mass = (counts.double() + 1) / parts
+        self.tail = torch.stack([y.new_tensor(1 / parts), y.std(correction=0)])
+
+    @property
+    def tails(self) -> bool:
+        """Whether there are any: not in files of version 0.1.0."""
+        return self.tail is not None
+
+    @property
+    def _tail(self) -> Tensor:
+        return self.bounds.new_tensor([0.0, 1.0]) if self.tail is None else self.tail
+
+    def _log_prob(self, y: Tensor) -> Tensor:
+        low, high = self.bounds.to(torch.promote_types(y.dtype, self.bounds.dtype))
+        bins = len(self.mass)
+        place = _locate(y, self.bounds, bins)
+        density = self.mass.to(place.dtype) * bins / (high - low)
+        inside = density.log()[place.clamp(0, bins - 1).long()]
+        mass, length = self._tail.to(place.dtype)
+        off = torch.maximum(low - y, y - high)
+        return torch.where(off > 0, (mass / length).log() - off / length, inside)
+
+    def _mean_log_prob(self, y: Tensor) -> Tensor:
+        edges = torch.cat([y[..., :1], (y[..., 1:] + y[..., :-1]) / 2, y[..., -1:]], dim=-1)
+        mass = self._cdf(edges).diff(dim=-1)
+        # Differences of a cdf near one have an absolute error: small masses are taken from the density.
+        return torch.where(mass > 1e-9, (mass / edges.diff(dim=-1)).log(), self._log_prob(y))
+
+    def _core(self) -> Tensor:
+        return self.bounds.double()
+
+    def _ends(self) -> Tensor:
+        ends = super()._ends()
+        return ends if self.tails else ends.clamp(*self.bounds.double())
+
+    def _cdf(self, y: Tensor) -> Tensor:
+        bins, (low, high) = len(self.mass), self.bounds.to(torch.promote_types(y.dtype, self.bounds.dtype))
+        place = _locate(y, self.bounds, bins).clamp(0, bins)
+        whole = place.clamp(max=bins - 1).long()
+        below = self._below()
+        cdf = below[whole] + (place - whole) * below.diff()[whole]
+        mass, length = self._tail.to(cdf.dtype)
+        faded = mass * (-torch.maximum(low - y, y - high).clamp(min=0) / length).exp()
+        return torch.where(y < low, faded, torch.where(y > high, 1 - faded, cdf))
+
+    def _quantile(self, p: Tensor) -> Tensor:
+        below = self._below()
+        whole = torch.searchsorted(below, p, right=True).sub(1).clamp(0, len(self.mass) - 1)
+        place = (whole + (p - below[whole]) / below.diff()[whole]) / len(self.mass)
+        low, high = self.bounds
+        inside = low + place * (high - low)
+        mass, length = self._tail.to(p.dtype)
+        lower, upper = low + length * (p / mass).log(), high - length * ((1 - p) / mass).log()
+        return torch.where(p < mass, lower, torch.where(p > 1 - mass, upper, inside))
+
+    def _below(self) -> Tensor:
+        """The mass below each edge (b + 1,), exactly one at the last where there are no tails."""
+        below = torch.cat([self.mass.new_zeros(1, dtype=torch.float64), self.mass.double().cumsum(0)])
+        tail = self._tail[0].double()
+        return tail + below / below[-1] * (1 - 2 * tail)
+
+
+def _concentration(y: np.ndarray) -> float:
+    """α + β by the method of moments: that of the variance of x = y / (1 + y), or of 1 - x where that is smaller."""
+    x, rest = y / (1 + y), 1 / (1 + y)
+    variance = min(x, rest, key=np.mean).var()
+    return x.mean() * rest.mean() / variance - 1 if variance > 0 else math.inf
+
+
+def _fit(y: np.ndarray) -> np.ndarray:
+    """α and β that make y likeliest, by Fisher scoring of their logarithms.
+
+    x = y / (1 + y) has a beta distribution, whose likelihood depends only on the means of log x and log(1 - x). Steps
+    are halved until the likelihood rises.
+    """
+    from scipy import special
+
+    log_x, log_rest = -np.logaddexp(0, -np.log(y)).mean(), -np.log1p(y).mean()
+    start = _concentration(y) * np.array([(y / (1 + y)).mean(), (1 / (1 + y)).mean()])
+    theta = np.log(start.clip(min=1e-3))
+
+    def likelihood(theta: np.ndarray) -> float:
+        alpha, beta = np.exp(theta)
+        return (alpha - 1) * log_x + (beta + 1) * log_rest - special.betaln(alpha, beta)
+
+    current = likelihood(theta)
+    for _ in range(100):
+        shape = np.exp(theta)
+        slope = shape * (np.array([log_x, log_rest]) - special.digamma(shape) + special.digamma(shape.sum()))
+        information = np.diag(special.polygamma(1, shape)) - special.polygamma(1, shape.sum())
+        step = np.linalg.solve(shape * information * shape[:, None], slope)
+        step *= 2 / max(2, np.abs(step).max())
+        while np.abs(step).max() > 1e-10 and likelihood(theta + step) < current:
+            step /= 2
+        if np.abs(step).max() <= 1e-10:
+            break
+        theta = theta + step
+        current = likelihood(theta)
+    return np.exp(theta)
+
+
+def _locate(y: Tensor, bounds: Tensor, bins: int) -> Tensor:
+    """The place of y in bins from the lower bound, with a fraction."""
+    low, high = bounds.to(torch.promote_types(y.dtype, bounds.dtype))
+    return (y - low) / (high - low) * bins
+
+
+def _rule(y: np.ndarray) -> int:
+    """Freedman and Diaconis; Sturges where the middle half of the values is one number."""
+    lower, upper = np.percentile(y, [25, 75])
+    width = 2 * (upper - lower) / len(y) ** (1 / 3)
+    # Compared before it is divided: a few outliers may ask for more bins than there are integers.
+    bins = MOST if 0 < width * MOST <= np.ptp(y) else math.ceil(np.ptp(y) / width) if width > 0 else 0
+    return min(max(bins or math.ceil(math.log2(len(y))) + 1, FEWEST), MOST)
