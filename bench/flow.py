@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.density.flow import _grid
-from hidden_uncertainty.density.flow._coupling import Couplings
+from hidden_uncertainty.density.flow._coupling import Couplings, log_prob
 from hidden_uncertainty.density.flow._train import Sample, log_likelihood
 
 from .timing import Seconds, alternate
@@ -66,7 +65,7 @@ class Flow:
         found: list[Tensor] = []
 
         def ours() -> None:
-            found[:] = [_grid.log_prob(self.ours, u, condition)]
+            found[:] = [log_prob(self.ours, u, condition)]
 
         def theirs(flow: nn.Module) -> None:
             for rows in self.z.split(max(1, CHUNK // self.points)):
@@ -76,7 +75,7 @@ class Flow:
         sides: dict[str, Callable[[], Any]] = {"ours": ours}
         sides |= {name: partial(theirs, flow) for name, flow in self._theirs()}
         entry = _compare(alternate(sides, max(1, self.rounds // 10)))
-        expected = _grid.log_prob(self.ours.double(), u[:, :10].double(), condition.double())
+        expected = log_prob(self.ours.double(), u[:, :10].double(), condition.double())
         self.ours.float()
         error = (found[0][:10] - expected).abs() / expected.abs().clamp(min=len(u))  # log p may be 0
         gflop = sum(self._gflop(self.points, self.rows, self.rows * self.points))

@@ -38,13 +38,7 @@ def check_covariance(covariance: str, known: tuple[str, ...], shrinkage: str | N
 
 
 def check_classes(z: Tensor, y: Tensor, dtype: str | None) -> tuple[Tensor, Tensor]:
-    """Checked activations and classes: z without gradients in float32 or float64, y (n,) as integers on its device.
-
-    Args:
-        z: (n, d).
-        y: (n,).
-        dtype: `"float32"` or `"float64"`; None keeps float64 and uses float32 otherwise.
-    """
+    """Checked activations and classes: z without gradients in float32 or float64, y (n,) as integers on its device."""
     if z.dim() != 2 or y.dim() != 1 or len(z) != len(y):
         raise ValueError(f"expected z (n, d) and y (n,) of the same length, not {tuple(z.shape)} and {tuple(y.shape)}.")
     if len(z) < 2:
@@ -79,33 +73,19 @@ def _activations(z: Tensor, dtype: str | None) -> Tensor:
     kept = getattr(torch, dtype or ("float64" if z.dtype == torch.float64 else "float32"))
     largest = max(abs(float(end)) for end in z.aminmax())
     if largest > farthest(kept):
-        raise ValueError(
-            f"z reaches {largest:.4g}, whose square {kept} cannot hold: rescale z, or leave such rows out."
-        )
+        raise ValueError(f"z reaches {largest:.4g}, whose square {kept} cannot hold: rescale z, or leave rows out.")
     return z.to(kept)
 
 
 def _check_finite(name: str, values: Tensor) -> None:
     # Part by part: the test makes copies, and copies of all rows may not fit into memory.
     if not all(bool(part.isfinite().all()) for part in values.split(max(1, PART // max(1, values[0].numel())))):
-        bad = int((~values.isfinite()).any(1).sum())
-        raise ValueError(
-            f"{bad} of {len(values)} rows of {name} hold NaN or infinity: leave them out, or find out why."
-        )
+        bad = f"{int((~values.isfinite()).any(1).sum())} of {len(values)} rows of {name}"
+        raise ValueError(f"{bad} hold NaN or infinity: leave them out, or find out why.")
 
 
 def as_vectors(support: Tensor, numbers: int, rows: int) -> Tensor:
-    """Support points as (m, q), or (n, m, q) where every row has its own.
-
-    Args:
-        support: (m,) where y is one number, (m, q) or (n, m, q).
-        numbers: q, as fitted.
-        rows: n, of what is scored.
-
-    Example:
-        >>> as_vectors(torch.zeros(5), numbers=1, rows=3).shape
-        torch.Size([5, 1])
-    """
+    """Support points as (m, q), or (n, m, q) where each of n rows has its own; from (m,) too where q is one."""
     y = support[:, None] if support.dim() == 1 and numbers == 1 else support
     if y.dim() not in (2, 3) or y.shape[-1] != numbers or (y.dim() == 3 and len(y) != rows):
         one = "(m,), " if numbers == 1 else ""

@@ -102,12 +102,9 @@ class Directions(nn.Module):
 
     def describe(self) -> str | None:
         """What was dropped, in one line; None when nothing was."""
-        if self.kept == self.dim:
-            return None
-        parts = [f"{self.dead} dead"] if self.dead else []
-        if self.collinear:
-            parts.append(f"{self.collinear} collinear with them")
-        return f"{self.kept} of {self.dim} directions kept: {', '.join(parts)}"
+        kinds = {"dead": self.dead, "collinear with them": self.collinear}
+        parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+        return f"{self.kept} of {self.dim} directions kept: {parts}" if parts else None
 
     def config(self) -> dict[str, Any]:
         """The shapes of what was fitted."""
@@ -139,12 +136,7 @@ class Directions(nn.Module):
 
 
 def draw_holdout(n: int, share: float, seed: int, device: torch.device | str) -> Tensor:
-    """Draw about a share of n rows, at least 1 and at most n - 2: True for rows of the holdout, (n,).
-
-    Example:
-        >>> draw_holdout(50, 0.1, seed=0, device="cpu").sum()
-        tensor(5)
-    """
+    """Draw about a share of n rows, at least 1 and at most n - 2: True for rows of the holdout, (n,)."""
     if n < 3:
         raise ValueError(f"a density needs at least 3 samples, one of them to check the scales of the others, not {n}.")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")

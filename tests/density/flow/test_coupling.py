@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density.flow import _grid
-from hidden_uncertainty.density.flow._coupling import Coupling, Couplings, Form
+from hidden_uncertainty.density.flow import _coupling
+from hidden_uncertainty.density.flow._coupling import Coupling, Couplings, Form, log_prob
 
 FORMS: tuple[Form, ...] = ("glow", "realnvp")
 DIMS = (1, 2, 3, 5, 8)
@@ -105,10 +105,10 @@ def test_forms_have_the_perceptrons_that_the_paper_gives_them() -> None:
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("chunk", [3, 16, 1024])
 def test_grid_is_pair_by_pair(form: Form, dim: int, own: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_grid, "CHUNK", chunk)
+    monkeypatch.setattr(_coupling, "CHUNK", chunk)
     flow, u = drawn(form, dim), columns(dim, 6)
     condition = columns(2, (6 if own else 1) * 5, seed=1).view(2, -1, 5)
-    found = _grid.log_prob(flow, u, condition)
+    found = log_prob(flow, u, condition)
     pairs = u[:, :, None].expand(dim, 6, 5).reshape(dim, -1)
     base, log_scale = flow(pairs, condition.expand(2, 6, 5).reshape(2, -1))
     expected = log_scale - 0.5 * base.square().sum(0) - 0.5 * dim * math.log(2 * math.pi)
@@ -119,7 +119,7 @@ def test_grid_is_pair_by_pair(form: Form, dim: int, own: bool, chunk: int, monke
 def test_grid_takes_one_block_and_nothing_at_all(form: Form) -> None:
     flow = drawn(form, 4, blocks=1)
     for n, m in ((0, 3), (3, 0), (1, 1)):
-        assert _grid.log_prob(flow, columns(4, n), columns(2, m).view(2, 1, m)).shape == (n, m)
+        assert log_prob(flow, columns(4, n), columns(2, m).view(2, 1, m)).shape == (n, m)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,12 +1,13 @@
 """Conditional affine couplings: an invertible map whose log-determinant costs nothing (paper, appendix on flows).
 
-Samples are columns here, (d, n): halves, their permutations and scales are then whole rows of memory.
+Samples are columns here, (d, n): halves, their permutations and scales are then whole rows of memory. `log_prob` is for
+every sample and every condition, without gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...io import expect
+from ...precision import gradients
 
 Form = Literal["glow", "realnvp"]
 BOUND = 2.0  # of a coupling's log scale, either way; FrEIA has the same default
+CHUNK = 1024  # pairs per thread at a time: what a coupling needs for them stays in a core's cache
 
 
 class Coupling(nn.Module):
@@ -28,14 +31,7 @@ class Coupling(nn.Module):
     layers of the latter (`features`, see `Couplings`). The soft clamp keeps a coupling from scaling by more than e²
     either way; it is written with the logistic function, which costs a seventh of tanh or arctan in torch. The hidden
     layers of u₁'s perceptron are tanh: its output is bounded, so far out the flow is affine and its density falls as a
-    Gaussian does.
-
-    Args:
-        kept: how many coordinates pass through.
-        changed: how many are scaled and shifted.
-        features: width of the condition's last hidden layer.
-        hidden: widths of the hidden layers.
-        stack: 2 for one perceptron each for s and t, 1 for one that gives both.
+    Gaussian does. There is one perceptron each for s and t in a `stack` of 2, and one that gives both in a stack of 1.
     """
 
     def __init__(self, kept: int, changed: int, features: int, hidden: Sequence[int], stack: int) -> None:
@@ -60,11 +56,9 @@ class Coupling(nn.Module):
 
     def inverse(self, kept: Tensor, changed: Tensor, features: Tensor) -> Tensor:
         """What the changed half was before."""
-        raw = self.added(features)
-        if self.weights:
-            raw = raw + self.perceptron(kept)
-        raw = raw.view(2, *changed.shape)
-        return changed * (-2 * BOUND * raw[0].sigmoid() + BOUND).exp() - raw[1]
+        raw = self.added(features) + (self.perceptron(kept) if self.weights else 0)
+        s, t = raw.view(2, *changed.shape)
+        return changed * (-2 * BOUND * s.sigmoid() + BOUND).exp() - t
 
     def perceptron(self, kept: Tensor) -> Tensor:
         """What g's own perceptrons give for the half that passes through, (stack, out, n)."""
@@ -83,7 +77,8 @@ class _Couple(torch.autograd.Function):
     def forward(
         ctx: Any, kept: Tensor, changed: Tensor, features: Tensor, condition: Tensor, bias: Tensor, *layers: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights, biases = _split(layers)
+        count = (len(layers) + 1) // 2
+        weights, biases = layers[:count], layers[count:]
         raw = torch.baddbmm(bias, condition, features.expand(len(bias), -1, -1))
         hidden = []
         if weights:
@@ -148,16 +143,8 @@ class Couplings(nn.Module):
     The condition goes through hidden layers of its own, once for all couplings; each coupling reads its addition from
     them. They are ReLUs and thus unbounded: a condition far from all others moves the density far away.
 
-    Args:
-        dim: dimensions of the samples; with one, no half is left to pass through, and the flow is a Gaussian whose mean
-            and scale depend on the condition.
-        condition: how many numbers a condition has.
-        form: `"glow"`, where a block couples both halves in turn, s and t from one perceptron, and a random
-            permutation follows; or `"realnvp"`, where a block is one coupling with a perceptron each for s and t, and
-            the halves take turns.
-        blocks: how many.
-        hidden: widths of the hidden layers of s and t.
-        condition_hidden: widths of the condition's hidden layers.
+    Options are those of `ConditionalFlow`. With `dim` of one, no half is left to pass through, and the flow is a
+    Gaussian whose mean and scale depend on the condition.
     """
 
     order: Tensor  # of the coordinates after each block but the last, where it would change nothing: (blocks - 1, dim)
@@ -251,10 +238,97 @@ class Couplings(nn.Module):
         return list(torch.cat(halves).index_select(0, order).split(self.sizes))
 
 
-def _split(layers: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Weights of L layers and biases of L - 1, which follow each other."""
-    count = (len(layers) + 1) // 2
-    return layers[:count], layers[count:]
+class Folded(NamedTuple):
+    """A coupling's perceptron in σ instead of tanh(x) = 2 σ(2x) - 1, the constants folded into its weights."""
+
+    layers: list[tuple[Tensor, Tensor]]  # weight and bias of each hidden layer, (stack, out, in) and (stack, out, 1)
+    last: Tensor | None  # None where nothing passes through
+    bias: Tensor  # of the last layer, left to the condition
+
+
+@gradients(False)
+def log_prob(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
+    """log p(u_i | c_j): (n, m). The condition's perceptron sees m columns, the first coupling's n, the others n m.
+
+    Args:
+        flow: the couplings.
+        u: samples as columns, (d, n).
+        condition: (q, 1, m), or (q, n, m) where every sample has its own conditions.
+    """
+    n, m = u.shape[1], condition.shape[2]
+    steps = flow.steps()
+    folded = [_fold(coupling) for _, _, coupling in steps]
+    halves = [half[:, :, None] for half in u.split(flow.sizes)]
+    first = _perceptron(folded[0], halves[1 - steps[0].half])
+    shared = _added(flow, folded, condition) if condition.shape[1] == 1 else None
+    out = u.new_empty(n, m)
+    chunk = CHUNK * (torch.get_num_threads() if u.device.type == "cpu" else 128)
+    for rows in _spans(n, max(1, chunk // max(1, m))):
+        for columns in _spans(m, chunk):
+            if shared is None:
+                added = _added(flow, folded, condition[:, rows, columns])
+            else:
+                added = [part[..., columns] for part in shared]
+            few = [half[:, rows] for half in halves]
+            out[rows, columns] = _chunk(flow, folded, few, None if first is None else first[:, :, rows], added)
+    return out
+
+
+def _chunk(
+    flow: Couplings, folded: Sequence[Folded], halves: list[Tensor], first: Tensor | None, added: Sequence[Tensor]
+) -> Tensor:
+    """log p for r samples and k conditions: (r, k)."""
+    far = torch.finfo(halves[1].dtype).max ** 0.4  # the sum of its squares is still a number
+    size = (halves[1].shape[1], added[0].shape[-1])  # (r, k)
+    total = halves[1].new_zeros(size)
+    for index, (order, half, _) in enumerate(flow.steps()):
+        halves = flow.permute(halves, order)
+        own = first if index == 0 else _perceptron(folded[index], halves[1 - half])
+        if own is None or index == 0:
+            own = (0 if own is None else own) + added[index].expand(-1, -1, *size)
+        else:
+            own.add_(added[index])
+        s, t = own.unbind()
+        log_scale = s.sigmoid_().mul_(2 * BOUND).sub_(BOUND)
+        total += log_scale.sum(0)
+        halves[half] = t.add_(halves[half]).mul_(log_scale.exp_()).clamp_(-far, far)
+    squares = halves[0].square().sum(0) + halves[1].square().sum(0)
+    return total - 0.5 * squares - 0.5 * sum(flow.sizes) * math.log(2 * math.pi)
+
+
+def _fold(coupling: Coupling) -> Folded:
+    weights, biases = list(coupling.weights), list(coupling.biases)
+    if not weights:
+        return Folded([], None, coupling.bias)
+    layers = []
+    slope, shift = 1.0, 0.0  # what went into a layer is slope · what goes in here - shift
+    for weight, bias in zip(weights[:-1], biases, strict=True):
+        layers.append((2 * slope * weight, 2 * (bias - shift * weight.sum(-1, keepdim=True))))
+        slope, shift = 2.0, 1.0
+    return Folded(layers, slope * weights[-1], coupling.bias - shift * weights[-1].sum(-1, keepdim=True))
+
+
+def _perceptron(folded: Folded, kept: Tensor) -> Tensor | None:
+    """s and t of the half that passes through, (d₁, r, k), without the last bias: (2, d₂, r, k)."""
+    if folded.last is None:
+        return None
+    x = kept.reshape(len(kept), -1).expand(len(folded.last), -1, -1)
+    for weight, bias in folded.layers:
+        x = torch.baddbmm(bias, weight, x).sigmoid_()
+    return torch.bmm(folded.last, x).view(2, folded.bias.numel() // 2, *kept.shape[1:])
+
+
+def _added(flow: Couplings, folded: Sequence[Folded], condition: Tensor) -> list[Tensor]:
+    """What conditions (q, r, k) add to s and t of each coupling, (2, d₂, r, k)."""
+    features = flow.features(condition.reshape(len(condition), -1))
+    return [
+        (step.coupling.condition @ features + part.bias).view(2, part.bias.numel() // 2, *condition.shape[1:])
+        for step, part in zip(flow.steps(), folded, strict=True)
+    ]
+
+
+def _spans(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
 def _uniform(weight: Tensor, limit: float, generator: torch.Generator) -> None:

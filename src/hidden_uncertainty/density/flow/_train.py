@@ -101,15 +101,7 @@ def log_likelihood(flow: Couplings, sample: Sample) -> Tensor:
 
 
 class _Step:
-    """One step on some columns; recorded and replayed on a GPU, whose kernels take less time than launching them.
-
-    Args:
-        flow: trained in place.
-        fitted: all columns.
-        schedule: how.
-        rate: of learning.
-        random: of the noise.
-    """
+    """One step on some columns; recorded and replayed on a GPU, whose kernels take less time than launching them."""
 
     def __init__(
         self, flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: torch.Generator

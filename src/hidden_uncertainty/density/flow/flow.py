@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from numbers import Integral
 from typing import Any, Literal, Self, get_args
 
@@ -16,26 +17,9 @@ from ...precision import gradients, precise
 from ..base import Density
 from ..checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
 from ..directions import Directions, draw_holdout
-from ._coupling import Couplings, Form
-from ._grid import log_prob
-from ._train import Sample, Schedule, Trained, train
+from ._coupling import Couplings, Form, log_prob
+from ._train import Sample, Schedule, train
 
-OPTIONS = (
-    "form",
-    "blocks",
-    "hidden",
-    "condition_hidden",
-    "noise",
-    "batch_size",
-    "learning_rate",
-    "weight_decay",
-    "max_epochs",
-    "patience",
-    "gain",
-    "holdout",
-    "dtype",
-    "seed",
-)
 FEWEST = 20  # samples
 
 
@@ -48,8 +32,7 @@ class ConditionalFlow(Density):
     its own. The prediction may be a number, a vector or a class, and enters every coupling by addition.
 
     Activations of a deterministic network lie on a thin manifold, on which the likelihood has no maximum: the thinner
-    the density, the higher. So Gaussian `noise` is added to u, drawn afresh at every step, and the density is that of
-    blurred activations. Read it as the resolution at which the density looks.
+    the density, the higher. So Gaussian `noise` is added to u at every step: it is the resolution of the density.
 
     The paper's settings are the form `"glow"` with 4 blocks, trained on all rows at once, for its curve, and
     `ConditionalFlow(form="realnvp", blocks=3, batch_size=128, patience=20, gain=0.0, learning_rate=1e-6,
@@ -116,10 +99,8 @@ class ConditionalFlow(Density):
         if not noise > 0:
             raise ValueError(f"noise must be above zero, not {noise}: activations lie on a thin manifold.")
         if not (learning_rate > 0 and weight_decay >= 0):
-            raise ValueError(
-                "learning_rate must be above zero and weight_decay zero or more, "
-                f"not {learning_rate} and {weight_decay}."
-            )
+            given = f"{learning_rate} and {weight_decay}"
+            raise ValueError(f"learning_rate must be above zero and weight_decay zero or more, not {given}.")
         if not gain >= 0:
             raise ValueError(f"gain must be zero or more, not {gain}.")
         if not 0 < holdout < 1:
@@ -162,7 +143,11 @@ class ConditionalFlow(Density):
         dropped = directions.describe()
         if dropped is not None:
             note(dropped)
-        self._warn(trained)
+        if not trained.stopped:
+            warn(
+                f"training did not converge in max_epochs={trained.max_epochs}: the likelihood of the holdout still "
+                "grew. Raise max_epochs or learning_rate."
+            )
         return self
 
     @precise
@@ -220,21 +205,8 @@ class ConditionalFlow(Density):
         return self.flow
 
     def _couplings(self, dim: int, condition: int) -> Couplings:
-        return Couplings(
-            dim,
-            condition,
-            form=self.form,
-            blocks=self.blocks,
-            hidden=self.hidden,
-            condition_hidden=self.condition_hidden,
-        )
-
-    def _warn(self, trained: Trained) -> None:
-        if not trained.stopped:
-            warn(
-                f"training did not converge in max_epochs={trained.max_epochs}: the likelihood of the holdout still "
-                "grew. Raise max_epochs or learning_rate."
-            )
+        widths = {"hidden": self.hidden, "condition_hidden": self.condition_hidden}
+        return Couplings(dim, condition, form=self.form, blocks=self.blocks, **widths)
 
     def config(self) -> dict[str, Any]:
         """The arguments, and the shapes of what was fitted."""
@@ -245,7 +217,7 @@ class ConditionalFlow(Density):
                 "classes": None if self.classes is None else len(self.classes),
                 "numbers": None if self.y_center is None else len(self.y_center),
             }
-        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
+        return {**{name: getattr(self, name) for name in signature(ConditionalFlow).parameters}, "fitted": fitted}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
