@@ -27,28 +27,18 @@ _LEAVES = (type, ModuleType, FunctionType, MethodType, str, bytes)  # objects wi
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-class Peak:
-    """The highest memory above the start, in MiB; None where the device does not tell."""
+def peak_memory(device: torch.device) -> Callable[[], float | None]:
+    """Ask what this returns how far the memory that torch allocates on a CUDA device rose at most since, in MiB.
 
-    mib: float | None = None
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure how far the memory that torch allocates on a CUDA device rises inside the block.
-
-    Nothing is measured on a CPU: the memory of the process can be watched, but what earlier steps freed is used again
-    without showing. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
+    It is None on a CPU: the memory of the process can be watched, but what earlier steps freed is used again without
+    showing. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
     """
-    peak = Peak()
     if device.type != "cuda":
-        yield peak
-        return
+        return lambda: None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    yield peak
-    peak.mib = (torch.cuda.max_memory_allocated(device) - before) / MIB
+    return lambda: (torch.cuda.max_memory_allocated(device) - before) / MIB
 
 
 def kept_memory(method: object, network: nn.Module | None = None) -> float:
@@ -75,13 +65,7 @@ def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[st
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch work with one thread: small matrices gain nothing by more, and sums then have one order everywhere.
-
-    Example:
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
-    """
+    """Let torch work with one thread: small matrices gain nothing by more, and sums then have one order everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -100,9 +84,8 @@ def hardware() -> str:
     """The machine, in words: processor, cores, and the GPU where there is one."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if "model name" in line), name)
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{name}, {os.cpu_count()} cores{gpu}"
 

@@ -96,12 +96,14 @@ def compare(
     with bars(progress), progress_bar("comparing", len(methods)) as bar:
         for name, method in methods.items():
             found[name] = {}
-            with _named(name), peak_memory(_device(_network(method))) as peak:
+            peak_since = peak_memory(_device(_network(method)))
+            with _named(name):
                 if train is not None:
                     found[name][None, "fit seconds"] = _fit(method, train, calibration)
                 found[name] |= _score(method, known, ood, counts)
-            if peak.mib is not None:
-                found[name][None, "peak MiB"] = peak.mib
+            peak = peak_since()
+            if peak is not None:
+                found[name][None, "peak MiB"] = peak
             found[name][None, "kept MiB"] = kept_memory(method, network)
             bar.advance(method=name)
 

@@ -112,12 +112,13 @@ def measure(settings: Settings) -> Demonstration:
         noisy = {sigma: changed(add_noise(digit, sigma, seed=settings.seed)) for sigma in settings.deviations}
         flipped = {side: changed(flip(digit, side)) for side in ("horizontal", "vertical")}
 
-    rate = settings.false_alarm
+    rate, tree = settings.false_alarm, layers(network, digit, show=False)
+    widths = {name: tree[name].width or 0 for name in settings.layers}
     numbers = {
         "seed": settings.seed,
         "layer": settings.layer,
         "data": {"classes_left_out": list(LEFT_OUT), **{part: len(getattr(data, part)) for part in PARTS}},
-        "dimensions": _dimensions(network, digit, settings),
+        "dimensions": {name: {"layer": wide, "kept": min(wide, settings.max_dim)} for name, wide in widths.items()},
         "accuracy": {"train": _share(seen.correct), "test": _share(test.correct)},
         "false_alarm": {
             "asked": rate,
@@ -213,12 +214,6 @@ def _read(detector: LatentDensity, data: Split) -> tuple[Uncertainty, dict[str, 
         log_p = detector.model(data.images).double().log_softmax(1)  # (n, classes)
     scores = {name: layer.epistemic for name, layer in uncertainty.layers.items()}
     return uncertainty, {**scores, ENTROPY: -(log_p.exp() * log_p).sum(1)}
-
-
-def _dimensions(network: DigitsNet, images: Tensor, settings: Settings) -> dict[str, dict[str, int]]:
-    tree = layers(network, images, show=False)
-    widths = {name: tree[name].width or 0 for name in settings.layers}
-    return {name: {"layer": width, "kept": min(width, settings.max_dim)} for name, width in widths.items()}
 
 
 def _share(mask: Tensor) -> float:

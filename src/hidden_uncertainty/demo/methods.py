@@ -11,20 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ..baselines import (
-    Credibility,
-    DeepEnsemble,
-    Energy,
-    KernelDensity,
-    Mahalanobis,
-    MaxProbability,
-    MCDropout,
-    NearestNeighbours,
-    RelativeMahalanobis,
-    SoftmaxEntropy,
-    insert_dropout,
-    one_gaussian_per_class,
-)
+from .. import baselines
 from ..comparison import FORWARD, Comparable, Comparison, compare
 from ..comparison.measure import one_thread
 from ..density import GaussianMixture
@@ -69,24 +56,24 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False, progress: bool 
 def methods(networks: Sequence[DigitsNet], dropped: Any, settings: Mapping[str, Any]) -> dict[str, Comparable]:
     """Everything that is compared, by name; all but the ensemble and MC dropout score the first network."""
     layer, k = settings["layer"], settings["k of kernel ratio and credibility"]
-    network = networks[0]
+    network, nearest = networks[0], settings["k of nearest neighbours"]
     options: dict[str, Any] = {"task": "classification", "progress": False}
     paper = GaussianMixture(components=5, shrinkage=None)
     return {
         "latent density": LatentDensity(network, layer, **options),
         "latent density, paper's setting": LatentDensity(network, layer, paper, **options),
-        "one Gaussian per class (DDU)": one_gaussian_per_class(network, layer, **options),
-        "Mahalanobis": Mahalanobis(network, layer, **options),
-        "relative Mahalanobis": RelativeMahalanobis(network, layer, **options),
-        "nearest neighbours": NearestNeighbours(network, layer, k=settings["k of nearest neighbours"], **options),
-        "kernel density": KernelDensity(network, layer, how="gaussian", **options),
-        "kernel ratio": KernelDensity(network, layer, k=k, **options),
-        "credibility": Credibility(network, (*BLOCKS[:-1], layer), k=k, **options),
-        "softmax entropy": SoftmaxEntropy(network, **options),
-        "max probability": MaxProbability(network, **options),
-        "energy": Energy(network, **options),
-        f"MC dropout, {settings['samples']} samples": MCDropout(dropped, settings["samples"], **options),
-        f"deep ensemble of {len(networks)}": DeepEnsemble(networks, **options),
+        "one Gaussian per class (DDU)": baselines.one_gaussian_per_class(network, layer, **options),
+        "Mahalanobis": baselines.Mahalanobis(network, layer, **options),
+        "relative Mahalanobis": baselines.RelativeMahalanobis(network, layer, **options),
+        "nearest neighbours": baselines.NearestNeighbours(network, layer, k=nearest, **options),
+        "kernel density": baselines.KernelDensity(network, layer, how="gaussian", **options),
+        "kernel ratio": baselines.KernelDensity(network, layer, k=k, **options),
+        "credibility": baselines.Credibility(network, (*BLOCKS[:-1], layer), k=k, **options),
+        "softmax entropy": baselines.SoftmaxEntropy(network, **options),
+        "max probability": baselines.MaxProbability(network, **options),
+        "energy": baselines.Energy(network, **options),
+        f"MC dropout, {settings['samples']} samples": baselines.MCDropout(dropped, settings["samples"], **options),
+        f"deep ensemble of {len(networks)}": baselines.DeepEnsemble(networks, **options),
     }
 
 
@@ -97,7 +84,7 @@ def _compare(seed: int, settings: Mapping[str, Any]) -> Comparison:
         # No seed is used twice, whatever the number of repetitions.
         networks.append(DigitsNet(8, seed=1000 * member + seed))
         seconds.append(_trained(networks[-1], data, 1000 * member + seed, settings["epochs"]))
-    dropped = insert_dropout(DigitsNet(8, seed=seed), settings["dropout"], after=BLOCKS)
+    dropped = baselines.insert_dropout(DigitsNet(8, seed=seed), settings["dropout"], after=BLOCKS)
     last = _trained(dropped, data, seed, settings["epochs"])
     turned = rotate(data.test.images, settings["rotation"])
     noisy = add_noise(data.test.images, settings["noise"], seed=seed)

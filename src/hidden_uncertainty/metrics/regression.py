@@ -1,7 +1,6 @@
 """How large the errors of numbers are, how well scores rank them, and how often intervals hold.
 
-The *error* of an input is one number, prediction minus target or its size; for predictions that are vectors, give
-the length of the difference.
+The *error* of an input is one number, prediction minus target or its size; of vectors it is the length of that.
 """
 
 from __future__ import annotations
@@ -105,8 +104,6 @@ def ause(*, uncertainty: Values, error: Values) -> float:
         error: of the same shape; its sign does not matter.
 
     Example:
-        >>> ause(uncertainty=[1.0, 2.0, 3.0, 4.0], error=[0.0, -1.0, 1.0, 5.0])
-        0.0
         >>> ause(uncertainty=[4.0, 3.0, 2.0, 1.0], error=[0.0, -1.0, 1.0, 5.0]) > 0.7
         True
     """

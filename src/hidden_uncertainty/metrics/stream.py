@@ -44,13 +44,11 @@ class PixelDetection:
 
     Pixels are counted in bins of scores: those that share the sign, the exponent and the leading bits of the mantissa.
     A bin is `2**(9 - bits)` as wide as the scores in it are large (1/8192 by default) if their size lies between 3e-39
-    and 1.8e19, and 32 times as wide beyond. There are :math:`2^{bits}` bins, of 32 bytes each (128 MiB by default),
-    whatever the number of pixels.
+    and 1.8e19, and 32 times as wide beyond. There are :math:`2^{bits}` bins of 32 bytes each (128 MiB by default).
 
-    Metrics are those of `auroc`, `average_precision` and `fpr_at_tpr`, with the scores of a bin taken in random order,
-    and come with bounds: whatever the order within bins, the exact value lies between `.low` and `.high`, up to
-    rounding. A bin whose scores are all equal is known to be a tie and counts as one, so the metrics are exact where
-    there are few distinct scores.
+    Metrics are those of the functions of the same names, with the scores of a bin taken in random order; whatever the
+    order is, the exact value lies between `.low` and `.high`, up to rounding. A bin of equal scores is known to be a
+    tie and counts as one, so the metrics are exact where there are few distinct scores.
 
     Args:
         bits: from 10 to 28; one more halves the bins and doubles the memory.

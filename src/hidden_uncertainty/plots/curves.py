@@ -145,8 +145,8 @@ def plot_regression(
 ) -> Axes:
     """A predicted curve over one input with its band, the training data and the gap in it.
 
-    The picture is as high as data and truth need, or else the prediction. Below and above there is as much room
-    again for what goes further, such as the band far from the data; the rest is cut off.
+    The picture is as high as data and truth need, or else the prediction, with as much room again below and above for
+    what goes further, such as the band far from the data; the rest is cut off.
 
     Args:
         x: inputs (n,) or (n, 1), in any order.

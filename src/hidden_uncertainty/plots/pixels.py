@@ -95,7 +95,8 @@ def plot_maps(
 
     height, width = next(iter(panels.values())).shape[:2]
     bars = [name in scores or name in numbers for name in panels]
-    named = [(_name(c, classes), shade) for c, shade in shades.items() if c != ignore]
+    names = dict(enumerate([] if classes is None else classes))
+    named = [(names.get(c, str(c)), shade) for c, shade in shades.items() if c != ignore]
     axes = _grid(bars, columns, height / width, named)
     for ax, (name, values) in zip(axes, panels.items(), strict=True):
         ax.set_title(name, loc="left", size=11, color=INK)
@@ -195,14 +196,7 @@ def _colours_of(image: Values) -> np.ndarray:
 
 
 def _grid(bars: Sequence[bool], columns: int, shape: float, names: Sequence[tuple[str, str]]) -> list[Axes]:
-    """Empty panels in rows of about the same length, and below them the names of colours.
-
-    Args:
-        bars: whether each panel needs room for a colour bar.
-        columns: of panels, at most.
-        shape: height by width of a panel.
-        names: of colours, and the colours.
-    """
+    """Empty panels of a height by width, some with room for colour bars, in even rows; below, the names of colours."""
     rows = math.ceil(len(bars) / max(columns, 1))
     across = math.ceil(len(bars) / rows)
     width = 2.6 / math.sqrt(shape)  # all in inches; every shape of image gets the same area
@@ -227,10 +221,6 @@ def _grid(bars: Sequence[bool], columns: int, shape: float, names: Sequence[tupl
         corner = (_GAP / total, 0.08 / (sum(tops) + foot))
         figure.legend(handles=handles, loc="lower left", bbox_to_anchor=corner, ncols=min(len(names), fits), **how)
     return axes
-
-
-def _name(number: int, names: Sequence[str] | None) -> str:
-    return names[number] if names is not None and 0 <= number < len(names) else str(number)
 
 
 def _limits(values: np.ndarray, tail: float) -> tuple[float, float]:

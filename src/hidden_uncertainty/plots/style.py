@@ -27,19 +27,13 @@ INSIDE = 5  # names that a legend holds before it covers the curves
 
 
 def new_axes(*, width: float = 6.0, height: float = 4.0) -> Axes:
-    """An empty Axes in the style of the others, on a Figure of its own.
-
-    Args:
-        width: of the figure, in inches.
-        height: of the figure, in inches.
+    """An empty Axes in the style of the others, on a Figure of its own, of a width and a height in inches.
 
     Example:
         >>> new_axes(width=5, height=3).figure.get_size_inches().tolist()
         [5.0, 3.0]
     """
-    ax = Figure(figsize=(width, height), layout="compressed", facecolor="white").subplots()
-    dress(ax)
-    return ax
+    return axes(None, width, height)
 
 
 def save(picture: Figure | Axes, path: str | os.PathLike[str]) -> Path:
@@ -72,17 +66,13 @@ def save(picture: Figure | Axes, path: str | os.PathLike[str]) -> Path:
 
 def axes(ax: Axes | None, width: float = 6.0, height: float = 4.0) -> Axes:
     """The Axes given, dressed, or a new one."""
-    if ax is None:
-        return new_axes(width=width, height=height)
+    ax = ax or Figure(figsize=(width, height), layout="compressed", facecolor="white").subplots()
     dress(ax)
     return ax
 
 
 def dress(ax: Axes) -> None:
-    """Give an Axes made elsewhere the style of the others.
-
-    Args:
-        ax: changed in place.
+    """Give an Axes made elsewhere the style of the others, in place.
 
     Example:
         >>> ax = Figure().subplots()
@@ -102,11 +92,8 @@ def dress(ax: Axes) -> None:
 
 def legend(ax: Axes, inside: Literal["best", "lower right", "lower left"], title: str = "") -> None:
     """Name the curves, in a free corner; many names go beside the picture instead."""
-    handles, _ = ax.get_legend_handles_labels()
-    if len(handles) <= INSIDE:
-        legend = ax.legend(loc=inside)
-    else:
-        legend = ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    few = len(ax.get_legend_handles_labels()[0]) <= INSIDE
+    legend = ax.legend(loc=inside) if few else ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     legend.set_title(title)
     legend.set_alignment("left")
     legend.get_frame().set(linewidth=0, alpha=0.9)
