@@ -199,9 +199,7 @@ def _fit(method: Any, train: Iterable[Any], calibration: Iterable[Any] | None) -
     return time.perf_counter() - start
 
 
-def _score(
-    method: Comparable, known: LabelledLoader, ood: Mapping[str, Iterable[Any]], counts: dict[str, int]
-) -> Found:
+def _score(method: Comparable, known: LabelledLoader, ood: Mapping[str, Any], counts: dict[str, int]) -> Found:
     inside = _uncertainty(method, known)
     counts["in_distribution"] = len(inside)
     pixels = getattr(method, "pixels", None)

@@ -90,9 +90,8 @@ def measure(settings: Settings) -> Demonstration:
         network = DigitsNet(10 - len(LEFT_OUT), seed=settings.seed)
         train(network, data.train.images, data.train.labels, epochs=settings.epochs, seed=settings.seed)
     with _timed(seconds, "fitting"):
-        detector = LatentDensity(
-            network, settings.layers, max_dim=settings.max_dim, combine={settings.layer: 1.0}, task="classification"
-        )
+        options: dict[str, Any] = {"max_dim": settings.max_dim, "combine": {settings.layer: 1.0}}
+        detector = LatentDensity(network, settings.layers, task="classification", **options)
         detector.fit(data.train.batches(), calibration=data.calibration.batches())
         threshold = detector.threshold(settings.false_alarm)
     with _timed(seconds, "scoring"):

@@ -107,9 +107,8 @@ def _compare(seed: int, settings: Mapping[str, Any]) -> Comparison:
     needed = dict.fromkeys((FORWARD, *compared), each)
     *_, with_dropout, ensemble = compared
     needed |= {with_dropout: last, ensemble: len(networks) * each}
-    found.rows += [
-        {"method": name, "ood": None, "metric": "train seconds", "value": value} for name, value in needed.items()
-    ]
+    trained = {"ood": None, "metric": "train seconds"}
+    found.rows += [{"method": name, **trained, "value": value} for name, value in needed.items()]
     return found
 
 

@@ -230,9 +230,8 @@ def _draw_histograms(ax: Axes, shown: Demonstration) -> None:
         "left-out digits 8, 9": shown.left_out,
         f"noise σ = {sigma:g}": shown.noisy[sigma],
     }
-    plots.plot_scores(
-        {name: scored.uncertainty.epistemic for name, scored in groups.items()}, ax=ax, threshold=shown.threshold
-    )
+    scores = {name: scored.uncertainty.epistemic for name, scored in groups.items()}
+    plots.plot_scores(scores, ax=ax, threshold=shown.threshold)
     ax.lines[-1].set_label("threshold")
     ax.set(yticks=[], ylabel="")
     _finish(ax)

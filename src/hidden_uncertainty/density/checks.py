@@ -73,7 +73,8 @@ def _activations(z: Tensor, dtype: str | None) -> Tensor:
     kept = getattr(torch, dtype or ("float64" if z.dtype == torch.float64 else "float32"))
     largest = max(abs(float(end)) for end in z.aminmax())
     if largest > farthest(kept):
-        raise ValueError(f"z reaches {largest:.4g}, whose square {kept} cannot hold: rescale z, or leave rows out.")
+        reach = f"z reaches {largest:.4g}, whose square {kept} cannot hold"
+        raise ValueError(f"{reach}: rescale z, or leave such rows out.")
     return z.to(kept)
 
 

@@ -7,9 +7,7 @@ from .continuous import Continuous
 from .scalars import BetaPrime, Histogram
 from .vectors import Gaussian, Uniform
 
-KINDS: dict[str, type[Marginal]] = {
-    kind.__name__: kind for kind in (Categorical, Uniform, Gaussian, BetaPrime, Histogram)
-}
+KINDS: dict[str, type[Marginal]] = {c.__name__: c for c in (Categorical, Uniform, Gaussian, BetaPrime, Histogram)}
 
 __all__ = [
     "KINDS",

@@ -83,10 +83,8 @@ def check_values(y: Tensor) -> None:
         raise ValueError(f"{bad} of {len(y)} predictions hold NaN or infinity: leave them out, or find out why.")
     constant = (y.amax(0) == y.amin(0)).nonzero().flatten().tolist() if y.dim() == 2 else []
     if constant:
-        value = float(y[0, constant[0]])
-        raise ValueError(
-            f"column {constant[0]} of all {len(y)} predictions is {value:.6g}: a constant has no density. Leave it out."
-        )
+        same = f"column {constant[0]} of all {len(y)} predictions is {float(y[0, constant[0]]):.6g}"
+        raise ValueError(f"{same}: a constant has no density. Leave it out.")
     if y.dim() == 1 and bool(y.max() == y.min()):
         raise ValueError(
             f"all {len(y)} predictions are {float(y[0]):.6g}: a constant has no density. Check that the network is "

@@ -19,15 +19,14 @@ _norm = partial(nn.BatchNorm2d, device="cpu")
 class DenseDecoder(nn.Sequential):
     """Linear layers with ReLUs between them; the output has the shape of the input.
 
-    For the k-th linear layer of a perceptron, k layers make a symmetrical autoencoder. Weights are initialised after
-    Glorot and Bengio, biases at zero.
+    For the k-th linear layer of a perceptron, k layers make a symmetrical autoencoder.
 
     Args:
         latent: how many numbers an activation has; activations of more dimensions are flattened.
         hidden: units of every layer but the last: one number for all, or one per layer.
         output_shape: shape of one input.
         layers: how many; not needed when `hidden` lists them.
-        seed: of the initial weights.
+        seed: of the initial weights, which are those of Glorot and Bengio; biases are zero.
 
     Example:
         >>> decoder = DenseDecoder(100, 100, (1, 28, 28), layers=4)
@@ -49,14 +48,12 @@ class DenseDecoder(nn.Sequential):
                 raise ValueError(f"with hidden={hidden} for all layers, layers must be at least 1, got {layers}.")
             hidden = [hidden] * (layers - 1)
         elif layers not in (None, len(hidden) + 1):
-            raise ValueError(
-                f"hidden={list(hidden)} makes {len(hidden) + 1} layers, got layers={layers}: leave layers out."
-            )
+            made = f"hidden={list(hidden)} makes {len(hidden) + 1} layers"
+            raise ValueError(f"{made}, got layers={layers}: leave layers out.")
         widths, shape = [latent, *hidden], tuple(output_shape)
         if not shape or min(*widths, *shape) < 1:
-            raise ValueError(
-                f"latent, hidden and output_shape must be at least 1, got {latent}, {list(hidden)} and {shape}."
-            )
+            given = f"{latent}, {list(hidden)} and {shape}"
+            raise ValueError(f"latent, hidden and output_shape must be at least 1, got {given}.")
         modules: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             modules += [_empty(nn.Linear, before, after), nn.ReLU()]
@@ -83,14 +80,13 @@ class ResidualDecoder(nn.Module):
     """Stacks of residual units, each stack of twice the size and half the channels, and a convolution to the image.
 
     The first unit of a stack has transposed convolutions where a residual network has strided ones. There are as many
-    stacks as it takes from the size of the activation to that of the image; with the same size, one stack that keeps
-    it. Weights are initialised after Glorot and Bengio.
+    stacks as it takes from the size of the activation to that of the image; with the same size, one that keeps it.
 
     Args:
         latent_shape: of one activation, (C, h, w).
         output_shape: of one image, (C, H, W); H / h and W / w must be the same power of two.
         units: residual units per stack, two as in ResNet18.
-        seed: of the initial weights.
+        seed: of the initial weights, which are those of Glorot and Bengio; biases are zero.
 
     Example:
         >>> decoder = ResidualDecoder((16, 8, 8), (3, 32, 32))

@@ -64,9 +64,7 @@ class Reconstruction(nn.Module):
             )
         if decoder is None:
             if example is None:
-                raise ValueError(
-                    f"give a decoder from layer {layer!r} to the input, or example=, a batch to build one from."
-                )
+                raise ValueError(f"give a decoder from layer {layer!r} to the input, or example=batch to build one.")
             decoder = mirror(model, layer, example, select)
         self.layer, self.decoder = layer, decoder
         self._seen = seen = _Seen()
@@ -105,9 +103,8 @@ class Reconstruction(nn.Module):
             )
         found = self._decode(latent)
         if found.shape != x.shape:
-            raise ValueError(
-                f"the decoder returned {tuple(found.shape)} for x {tuple(x.shape)}: build it for inputs of this shape."
-            )
+            shapes = f"{tuple(found.shape)} for x {tuple(x.shape)}"
+            raise ValueError(f"the decoder returned {shapes}: build it for inputs of this shape.")
         dtype = torch.promote_types(torch.promote_types(found.dtype, x.dtype), torch.float32)
         return F.mse_loss(found.to(dtype), x.to(dtype))
 

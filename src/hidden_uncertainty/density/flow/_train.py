@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ...progress import progress_bar
 from ._coupling import Couplings
@@ -53,9 +53,9 @@ def train(flow: Couplings, fitted: Sample, holdout: Sample, schedule: Schedule) 
 
     Where the likelihood becomes NaN, training goes back to the best weights at half the learning rate.
     """
-    random = torch.Generator(fitted.u.device).manual_seed(schedule.seed)
+    random = Generator(fitted.u.device).manual_seed(schedule.seed)
     n = fitted.u.shape[1]
-    size = schedule.batch_size or (n if n <= FULL_BATCH else FULL_BATCH)
+    size = schedule.batch_size or min(n, FULL_BATCH)
     steps = math.ceil(n / size)  # per epoch
     max_epochs = schedule.max_epochs or math.ceil(STEPS / steps)
     patience = schedule.patience or max(IDLE_EPOCHS, math.ceil(IDLE_STEPS / steps))
@@ -103,9 +103,7 @@ def log_likelihood(flow: Couplings, sample: Sample) -> Tensor:
 class _Step:
     """One step on some columns; recorded and replayed on a GPU, whose kernels take less time than launching them."""
 
-    def __init__(
-        self, flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: torch.Generator
-    ) -> None:
+    def __init__(self, flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: Generator) -> None:
         self.flow, self.fitted, self.noise, self.random = flow, fitted, schedule.noise, random
         device = fitted.u.device.type
         self.optimiser = torch.optim.AdamW(
@@ -158,13 +156,13 @@ class _Step:
         return graph, columns
 
 
-def _blurred(sample: Sample, times: int, noise: float, random: torch.Generator) -> Sample:
+def _blurred(sample: Sample, times: int, noise: float, random: Generator) -> Sample:
     u = sample.u.repeat(1, times)
     draws = torch.randn(u.shape, generator=random, dtype=u.dtype, device=u.device)
     return Sample(u + noise * draws, sample.condition.repeat(1, times))
 
 
-def _batches(n: int, size: int, random: torch.Generator) -> list[Tensor | slice]:
+def _batches(n: int, size: int, random: Generator) -> list[Tensor | slice]:
     if size >= n:  # a view on a CPU; what is recorded on a GPU reads its columns by number
         return [torch.arange(n, device=random.device) if random.device.type == "cuda" else slice(None)]
     return list(torch.randperm(n, generator=random, device=random.device).split(size))

@@ -133,11 +133,9 @@ class ConditionalFlow(Density):
         u = directions(z)[0]
         flow = self._couplings(u.shape[1], condition.shape[1]).to(u)
         flow.reset(torch.Generator().manual_seed(self.seed))
-        fitted, checked = (
-            Sample(u[rows].mT.contiguous(), condition[rows].mT.contiguous()) for rows in (~holdout, holdout)
-        )
+        parts = [[x[rows].mT.contiguous() for x in (u, condition)] for rows in (~holdout, holdout)]
         schedule = Schedule(**{name: getattr(self, name) for name in Schedule._fields})
-        trained = train(flow, fitted, checked, schedule)
+        trained = train(flow, Sample(*parts[0]), Sample(*parts[1]), schedule)
         self.directions, self.flow = directions, flow.requires_grad_(False)
         self.classes, self.y_center, self.y_deviation = classes, center, deviation
         dropped = directions.describe()
