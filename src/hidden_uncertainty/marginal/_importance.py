@@ -14,7 +14,7 @@ WIDE = 1.5  # deviation of the draws that all inputs share, around a normal marg
 EDGE = math.sqrt(3)  # a uniform distribution of unit variance reaches from -√3 to √3
 INSIDE = 1 - 1e-9  # of the way to an edge
 FAR = 1e3  # deviations at which a prediction is clamped, so that nothing overflows
-POWERS = tuple(8.0**-power for power in range(5, -1, -1))
+POWERS = tuple(8.0**-power for power in range(1, 6))
 ENOUGH = 10  # points that count, to see where p(y|z) lies
 MIN_DRAWS = 16
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -114,12 +114,15 @@ def locate(x: Tensor, log_density: Tensor, log_volume: Tensor) -> tuple[Place, T
         log_volume: what each point stands for, in x, (n, m).
     """
     fall = (log_density - log_density.amax(1, keepdim=True)).double().clamp(min=-1e30)
-    tau = fall.new_full((len(x), 1), POWERS[0])
-    weight = (POWERS[0] * fall + log_volume).softmax(1)
-    for power in POWERS[1:]:
+    weight = (fall + log_volume).softmax(1)
+    enough = weight.square().sum(1, keepdim=True) < 1 / ENOUGH
+    tau = fall.new_ones(len(x), 1)
+    for power in POWERS:
+        if not torch.compiler.is_compiling() and bool(enough.all()):
+            break
         other = (power * fall + log_volume).softmax(1)
-        enough = other.square().sum(1, keepdim=True) < 1 / ENOUGH
-        tau, weight = torch.where(enough, power, tau), torch.where(enough, other, weight)
+        tau, weight = torch.where(enough, tau, power), torch.where(enough, weight, other)
+        enough = enough | (other.square().sum(1, keepdim=True) < 1 / ENOUGH)
     center = torch.einsum("nm,nmq->nq", weight, x)
     away = x - center[:, None]
     sure = tau == 1

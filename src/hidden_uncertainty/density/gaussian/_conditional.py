@@ -127,7 +127,8 @@ class Conditional(nn.Module):
 
     def _prepare(self) -> None:
         """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
-        self._packed = None
+        self._packed: Tensor | None = None
+        self.latest: tuple[Tensor, int, Given] | None = None  # points, their version, and what `given` gave
         if self.slope is None or self.slope.is_meta:
             return
         if self.covariance == "full":
