@@ -17,7 +17,14 @@ from torch import nn
 import hidden_uncertainty.detector as detector_module
 import pixel_nets
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce, io
-from hidden_uncertainty.baselines import Energy, GaussianProcess, Mahalanobis, MCDropout, NearestNeighbours, SoftmaxEntropy
+from hidden_uncertainty.baselines import (
+    Energy,
+    GaussianProcess,
+    Mahalanobis,
+    MCDropout,
+    NearestNeighbours,
+    SoftmaxEntropy,
+)
 from hidden_uncertainty.baselines.neighbours import NeighbourDistance
 from hidden_uncertainty.baselines.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.detector import Detector
@@ -296,18 +303,18 @@ def test_a_threshold_in_a_fork_made_while_another_thread_keeps_a_state(trained, 
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
-def test_seeds_of_numpy_are_those_of_python(data, kind, tmp_path):
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)).eval()
-    numbers = [(x, x.sum(1)) for x, _ in data["train"][:1]]
+def test_seeds_of_numpy_are_those_of_python(trained, data, kind, tmp_path):
+    project = Reduce("project", max_dim=3)
+    noise = 0.3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
+    numbers = [(x, x.sum(1) + noise) for x, _ in data["train"][:1]]
     build = {
-        "projection": lambda seed: LatentDensity(net, "1", max_dim=4, reduce="project", seed=seed).fit(data["train"]),
-        "dropout": lambda seed: MCDropout(net, kind(4), seed=seed),
+        "project": lambda seed: LatentDensity(trained, "body", reduce=project, seed=seed).fit(data["train"]),
+        "dropout": lambda seed: MCDropout(nn.Sequential(nn.Dropout(), trained).eval(), kind(4), seed=seed),
         "process": lambda seed: GaussianProcess(RBF() + WhiteKernel(), restarts=kind(1), seed=seed).fit(numbers),
     }
     for name, make in build.items():
         expected, found = make(3), make(kind(3))
         assert type(found.seed) is int
         assert torch.equal(found(data["far"]).epistemic, expected(data["far"]).epistemic), name
-    found = build["projection"](kind(3))
-    found.save(tmp_path / "file")
-    assert LatentDensity.load(tmp_path / "file", net).seed == 3
+    build["project"](kind(3)).save(tmp_path / "file")
+    assert LatentDensity.load(tmp_path / "file", trained).seed == 3

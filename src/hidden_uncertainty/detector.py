@@ -242,7 +242,10 @@ class Detector:
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs, given as the model takes them."""
         fitted = self._fitted()
-        (u,) = self._results([self._reading(self._batch(args, kwargs), fitted)], fitted)
+        reading = self._reading(self._batch(args, kwargs), fitted)
+        if reading.unusable is None:
+            return self._result(reading, fitted)
+        (u,) = self._results([reading], fitted)  # which warns
         return u
 
     def predict(self, loader: Iterable[Any]) -> Uncertainty:

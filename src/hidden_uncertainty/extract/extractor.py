@@ -134,7 +134,8 @@ class Reader:
             self.task = infer_task(output, batch.label, self.output, pixels=self.pixels is not None)
             predict = self.task.predict if self.pixels is None else self.task.predict_pixels
             note(f"task: {self.task.describe(predict(output))}. Pass task= to say otherwise.")
-        check_task(self.task, output, batch.label)
+        if batch.label is not None:
+            check_task(self.task, output, batch.label)
         if not self._compared:
             self._compared = True
             warn_of_others(self.task, output)

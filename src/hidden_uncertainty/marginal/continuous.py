@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from ..io import expect, plain
 from ..notes import note, warn
-from ._importance import MIN_DRAWS, Frame, Place, around, chosen, draw, locate, spread, wider
+from ._importance import MIN_DRAWS, Draws, Frame, Place, around, chosen, draw, locate, spread, wider
 from .base import LogProb, Marginal, Support, check_options, check_values
 
 POINTS, DRAWS = 257, 1024  # of one number and of vectors, by default
@@ -68,6 +68,13 @@ class Continuous(Marginal):
 
     shared: Tensor  # vectors: draws that all inputs share, in standard coordinates (g, q)
     offset: Tensor  # vectors: draws around each prediction, in standard coordinates (l, q)
+
+    # What `_prepare` makes of the buffers.
+    _look: _Look  # numbers: the first points, the same for all inputs; beyond where p(y) lies, their steps grow
+    _share: Tensor  # numbers: of the way from the first to the last point of an input, (m,)
+    _log_step: Tensor  # numbers: the share of that way that each stands for, (m,)
+    _wide_frame: Frame  # vectors: in float64
+    _draws: dict[int, Draws]  # vectors: by how many
 
     def __init__(self, *, points: int | None = None, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
@@ -147,7 +154,7 @@ class Continuous(Marginal):
         numbers = self.shared.shape[1]
         if prediction.dim() != 2 or prediction.shape[1] != numbers:
             raise ValueError(f"expected predictions (n, {numbers}), as fitted, not {tuple(prediction.shape)}.")
-        frame = self._frame_of
+        frame = self._wide_frame
         place = around(frame.standard(prediction.detach()))
         if log_prob is not None:
             place = self._search(place, log_prob)
@@ -158,7 +165,7 @@ class Continuous(Marginal):
 
     def _search(self, place: Place, log_prob: LogProb) -> Place:
         """Where the p(y|z) of vectors lie, beginning at a place. No input depends on others in its batch."""
-        frame, some, best = self._frame_of, place, place.center
+        frame, some, best = self._wide_frame, place, place.center
         rows = torch.arange(len(best), device=best.device)
         highest, before = best.new_full((len(best), 1), -math.inf), torch.zeros_like(rows, dtype=torch.bool)
         for look in range(LOOKS):
@@ -185,7 +192,7 @@ class Continuous(Marginal):
     def _zoom(self, log_prob: LogProb) -> Tensor:
         """Coordinates in equal steps over what is left of each p(y|z), (n, m)."""
         look = self._look
-        low = high = found = None
+        found: Tensor | None = None
         for _ in range(ZOOMS):
             given = log_prob(look.points)
             density = given + look.log_density
@@ -196,10 +203,10 @@ class Continuous(Marginal):
             first = look.before.masked_fill(gone, math.inf).amin(1, keepdim=True)
             last = look.after.masked_fill(gone, -math.inf).amax(1, keepdim=True)
             sure = gone.sum(1, keepdim=True) < gone.shape[1] - 2  # its peak lies between points, not beside one
-            # What is found stays, so that no input depends on others in its batch.
-            if found is not None:
-                first, last = torch.where(found, low, first), torch.where(found, high, last)
-            low, high, found = first, last, sure if found is None else found | sure
+            if found is None:
+                low, high, found = first, last, sure
+            else:  # what is found stays, so that no input depends on others in its batch
+                low, high, found = torch.where(found, low, first), torch.where(found, high, last), found | sure
             if not torch.compiler.is_compiling() and bool(found.all()):
                 break
             look = self._look_at(_between(low, high, LOOK))
@@ -216,13 +223,12 @@ class Continuous(Marginal):
         if self._first is None or self._first.is_meta:
             return
         if self.shared is not None:
-            frame, total = self._frame(), self.size
-            self._frame_of = Frame(*(part.double() for part in frame[:3]), frame.box)
-            counts = (DRAWS_TO_LOOK, DRAWS_TO_SEARCH, total)
+            center, factor, inverse, box = self._frame()
+            self._wide_frame = Frame(center.double(), factor.double(), inverse.double(), box)
+            counts = (DRAWS_TO_LOOK, DRAWS_TO_SEARCH, self.size)
             self._draws = {count: chosen(self.shared, self.offset, count, box=self.box) for count in counts}
             return
         low, high = self._core()
-        # The same for all inputs: beyond where p(y) lies, steps grow.
         steps = torch.tensor(STEPS if self.tails else STEPS[BEYOND:-BEYOND], dtype=low.dtype, device=low.device)
         x = (low + high) / 2 + (high - low) / 2 * steps
         self._look = self._look_at(x.clamp(*self._coordinate(self._ends())) if self._ended else x)

@@ -283,7 +283,7 @@ def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) 
         return None
     mass = posterior.log_posterior.exp()  # (n, m)
     away = support.points - prediction.reshape(len(prediction), 1, support.points.shape[-1])  # (n, m, q)
-    return torch.einsum("nm,nmq->nq", mass, away.square().to(mass.dtype)).sqrt().view(prediction.shape)
+    return (mass[..., None] * away.square().to(mass.dtype)).sum(1).sqrt().view(prediction.shape)
 
 
 def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:
