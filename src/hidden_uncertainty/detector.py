@@ -388,7 +388,7 @@ class Detector:
         return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any], label: Tensor | None = None) -> Batch:
-        device = device_of(self.model)
+        device = device_of(self.reader.model)
         return Batch(args, kwargs, label) if device is None else Batch(args, kwargs, label).to(device)
 
     def _results(self, readings: Iterable[Reading], fitted: Fitted) -> Iterator[Uncertainty]:

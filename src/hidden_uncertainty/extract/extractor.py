@@ -20,7 +20,7 @@ from ..model.tasks import Prediction, Task, finite
 from ..notes import note
 from ..progress import progress_bar
 from ..reduce import Reduce, Reduction, ReductionFit
-from .checks import check_count, check_padding, check_rows, refuse
+from .checks import check_count, check_padding, refuse, refuse_rows
 from .features import Features, Reading, Rows, Unseen
 from .pixels import Pixels
 
@@ -233,6 +233,7 @@ class Extractor(Reader):
             if layer is not None:
                 layers.setdefault(layer, []).append(name)
         wrong: dict[str, Tensor] = {}  # where what a term reads is not finite
+        samples = len(batch) if layers else 0
 
         def tap(layer: str) -> Callable[[Any], dict[str, Any]]:
             def look(output: Any) -> dict[str, Any]:
@@ -240,8 +241,10 @@ class Extractor(Reader):
                 for name in layers[layer]:
                     reduce = self.sources[name].reduce
                     activation = select(output, reduce.select, f"layer {layer!r}")
-                    check_rows(activation, layer, len(batch))
-                    check_padding(activation, reduce, batch, layer)
+                    if activation.dim() == 0 or len(activation) != samples:
+                        refuse_rows(activation, layer, samples)
+                    if reduce.how in ("tokens", "token"):
+                        check_padding(activation, reduce, batch, layer)
                     if not finite(activation):
                         wrong[name] = ~activation.isfinite()
                         if strict:
