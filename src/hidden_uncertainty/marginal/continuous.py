@@ -171,7 +171,8 @@ class Continuous(Marginal):
         for look in range(LOOKS):
             x, log_volume = spread(some, self._draws[DRAWS_TO_SEARCH if look else DRAWS_TO_LOOK])
             points, log_unit = frame.vectors(x)
-            density = log_prob(points, rows if look else None) + self._log_prob(points) + log_unit  # of x
+            given = log_prob(points, rows) if look else log_prob(points)
+            density = given + self._log_prob(points) + log_unit  # of x
             some, sure = locate(x, density, log_volume)
             if look == 0 and not torch.compiler.is_compiling() and bool(sure.all()):
                 return some
