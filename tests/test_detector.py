@@ -2,20 +2,34 @@
 
 import copy
 import logging
+import os
 import pickle
+import signal
+import threading
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from torch import nn
 
+import hidden_uncertainty.detector as detector_module
 import pixel_nets
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce, io
-from hidden_uncertainty.baselines import Energy, GaussianProcess, Mahalanobis, NearestNeighbours, SoftmaxEntropy
+from hidden_uncertainty.baselines import (
+    Energy,
+    GaussianProcess,
+    Mahalanobis,
+    MCDropout,
+    NearestNeighbours,
+    SoftmaxEntropy,
+)
 from hidden_uncertainty.baselines.neighbours import NeighbourDistance
 from hidden_uncertainty.baselines.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.scoring.bayes import DensityMethod
+from hidden_uncertainty.scoring.head import Fitted
 from hidden_uncertainty.scoring.terms import Term
 
 FIELDS = ("prediction", "epistemic", "aleatoric", "log_aleatoric", "p_value", "surprising")
@@ -251,3 +265,56 @@ def test_unseen_data_are_read_before_the_fit(trained, data, monkeypatch):
     monkeypatch.setattr(GaussianMixture, "_fit", None)  # which a fit would call
     with pytest.raises(ValueError, match="the loader gave no batches"):
         LatentDensity(trained, "body", GaussianMixture(1)).fit(data["train"], calibration=[])
+
+
+def test_a_threshold_does_not_put_an_older_calibration_back(trained, data, monkeypatch):
+    detector = LatentDensity(trained, "body", GaussianMixture(2)).fit(data["train"], calibration=data["unseen"])
+    wider = [(2 * x, y) for x, y in data["unseen"]]
+    chosen, alarm = [], Fitted.alarm
+
+    def slow(fitted, *args):
+        result = alarm(fitted, *args)
+        if not chosen:  # another thread calibrates, and is done first
+            chosen.append(result.threshold)
+            other = threading.Thread(target=detector.calibrate, args=[wider])
+            other.start()
+            other.join()
+        return result
+
+    monkeypatch.setattr(Fitted, "alarm", slow)
+    threshold = detector.threshold(0.1)
+    expected = LatentDensity(trained, "body", GaussianMixture(2)).fit(data["train"], calibration=wider)
+    torch.testing.assert_close(detector.head.calibration.scores, expected.head.calibration.scores)
+    assert threshold == pytest.approx(expected.threshold(0.1)) and threshold > chosen[0]
+    assert detector(data["far"]).threshold == threshold
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_threshold_in_a_fork_made_while_another_thread_keeps_a_state(trained, data):
+    detector = Energy(trained).fit(data["train"], calibration=data["unseen"])
+    with detector_module._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of forks beside threads
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            detector.threshold(0.1)
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_seeds_of_numpy_are_those_of_python(trained, data, kind, tmp_path):
+    project = Reduce("project", max_dim=3)
+    noise = 0.3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
+    numbers = [(x, x.sum(1) + noise) for x, _ in data["train"][:1]]
+    build = {
+        "project": lambda seed: LatentDensity(trained, "body", reduce=project, seed=seed).fit(data["train"]),
+        "dropout": lambda seed: MCDropout(nn.Sequential(nn.Dropout(), trained).eval(), kind(4), seed=seed),
+        "process": lambda seed: GaussianProcess(RBF() + WhiteKernel(), restarts=kind(1), seed=seed).fit(numbers),
+    }
+    for name, make in build.items():
+        expected, found = make(3), make(kind(3))
+        assert type(found.seed) is int
+        assert torch.equal(found(data["far"]).epistemic, expected(data["far"]).epistemic), name
+    build["project"](kind(3)).save(tmp_path / "file")
+    assert LatentDensity.load(tmp_path / "file", trained).seed == 3

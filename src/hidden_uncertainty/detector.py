@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -26,6 +28,17 @@ from .scoring.head import Calibrated, Fitted, FittedTerm, Head, fit_terms
 from .scoring.repeats import Kept, read_again
 from .scoring.terms import Combination, Combine, Term, by_name, check_combine
 from .uncertainty import Uncertainty
+
+_lock = threading.Lock()  # held while what was fitted is replaced
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Detector:
@@ -229,7 +242,10 @@ class Detector:
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs, given as the model takes them."""
         fitted = self._fitted()
-        (u,) = self._results([self._reading(self._batch(args, kwargs), fitted)], fitted)
+        reading = self._reading(self._batch(args, kwargs), fitted)
+        if reading.unusable is None:
+            return self._result(reading, fitted)
+        (u,) = self._results([reading], fitted)  # which warns
         return u
 
     def predict(self, loader: Iterable[Any]) -> Uncertainty:
@@ -280,9 +296,14 @@ class Detector:
                 calibration sets (see `Calibration` for what that takes).
             confidence: have it hold for this one calibration set, with this probability.
         """
-        self._state = self._fitted().alarm(false_alarm, confidence)
-        assert self._state.threshold is not None
-        return self._state.threshold
+        while True:
+            before = self._fitted()
+            after = before.alarm(false_alarm, confidence)
+            assert after.threshold is not None
+            with _lock:
+                if self._state is before:  # else another thread has calibrated meanwhile: its scores count
+                    self._state = after
+                    return after.threshold
 
     def to(self, device: torch.device | str) -> Self:
         """Move what was fitted; the model stays where it is."""
@@ -335,7 +356,8 @@ class Detector:
         return self._state
 
     def _keep(self, fitted: Fitted) -> Self:
-        self._state, self._reductions = fitted, fitted.head.reductions
+        with _lock:
+            self._state, self._reductions = fitted, fitted.head.reductions
         return self
 
     def _unfitted(self) -> Fitted:
@@ -366,7 +388,7 @@ class Detector:
         return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any], label: Tensor | None = None) -> Batch:
-        device = device_of(self.model)
+        device = device_of(self.reader.model)
         return Batch(args, kwargs, label) if device is None else Batch(args, kwargs, label).to(device)
 
     def _results(self, readings: Iterable[Reading], fitted: Fitted) -> Iterator[Uncertainty]:

@@ -353,3 +353,14 @@ def test_any_values_have_a_support_that_holds_them(values: list[float], name: st
     assert marginal.log_prob(y).isfinite().all()
     p = marginal.cdf(y)
     assert (p >= 0).all() and (p <= 1).all() and (p[y.argsort()].diff() >= 0).all()
+
+
+@pytest.mark.parametrize("shape", [(200,), (200, 2)])
+def test_what_is_prepared_follows_the_tensors(shape: tuple[int, ...]) -> None:
+    y = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    one, other = Gaussian().fit(y), Gaussian().fit(3 * y + 1)
+    one.load_state_dict(other.state_dict())
+    for found, expected in zip(one.at(y[:4]), other.at(y[:4]), strict=True):
+        assert torch.equal(found, expected)
+    for found, expected in zip(one.double().at(y[:4]), other.at(y[:4]), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..extract import Pixels
+from ..io import plain
 from ..model.batches import Adapter, Batch
 from ..model.capture import device_of, find, run
 from ..model.tasks import Prediction, Task, TaskName
@@ -92,7 +93,7 @@ class DropoutReader(VotingReader):
 
     def __init__(self, model: nn.Module, samples: int, *, seed: int, max_rows: int | None, **options: Any) -> None:
         super().__init__(model, **options)
-        self.samples, self.seed, self.max_rows = samples, seed, max_rows
+        self.samples, self.seed, self.max_rows = plain(samples), plain(seed), plain(max_rows)
         self._apart: bool | None = None  # whether rows have masks of their own; None until a batch was repeated
 
     def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:

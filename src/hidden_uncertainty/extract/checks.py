@@ -10,19 +10,21 @@ from ..model.batches import Batch
 from ..reduce import Reduce
 
 
-def check_rows(activation: Tensor, layer: str, samples: int) -> None:
-    """Raise unless what a layer gave has one row per input."""
-    if activation.dim() == 0 or len(activation) != samples:
-        raise ValueError(
-            f"layer {layer!r} gave {tuple(activation.shape)} for {samples} inputs; its first dimension must count the "
-            "inputs. Choose another layer, or another part of its output with select=."
-        )
+def refuse_rows(activation: Tensor, layer: str, samples: int) -> NoReturn:
+    """Raise an error about what a layer gave, which has not one row per input."""
+    raise ValueError(
+        f"layer {layer!r} gave {tuple(activation.shape)} for {samples} inputs; its first dimension must count the "
+        "inputs. Choose another layer, or another part of its output with select=."
+    )
 
 
 def check_padding(activation: Tensor, reduce: Reduce, batch: Batch, layer: str) -> None:
-    """Raise where tokens that `attention_mask` calls padding would be part of what is read of a layer (n, T, W)."""
+    """Raise where tokens that `attention_mask` calls padding would be part of what is read of a layer (n, T, W).
+
+    Of reductions that read tokens.
+    """
     mask = batch.kwargs.get("attention_mask")
-    if reduce.how not in ("tokens", "token") or activation.dim() != 3 or not isinstance(mask, Tensor):
+    if activation.dim() != 3 or not isinstance(mask, Tensor):
         return
     read = mask if reduce.how == "tokens" else mask[:, reduce.token :][:, :1]
     if mask.shape != activation.shape[:2] or bool(read.all()):

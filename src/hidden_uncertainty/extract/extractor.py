@@ -20,7 +20,7 @@ from ..model.tasks import Prediction, Task, finite
 from ..notes import note
 from ..progress import progress_bar
 from ..reduce import Reduce, Reduction, ReductionFit
-from .checks import check_count, check_padding, check_rows, refuse
+from .checks import check_count, check_padding, refuse, refuse_rows
 from .features import Features, Reading, Rows, Unseen
 from .pixels import Pixels
 
@@ -134,7 +134,8 @@ class Reader:
             self.task = infer_task(output, batch.label, self.output, pixels=self.pixels is not None)
             predict = self.task.predict if self.pixels is None else self.task.predict_pixels
             note(f"task: {self.task.describe(predict(output))}. Pass task= to say otherwise.")
-        check_task(self.task, output, batch.label)
+        if batch.label is not None:
+            check_task(self.task, output, batch.label)
         if not self._compared:
             self._compared = True
             warn_of_others(self.task, output)
@@ -232,6 +233,7 @@ class Extractor(Reader):
             if layer is not None:
                 layers.setdefault(layer, []).append(name)
         wrong: dict[str, Tensor] = {}  # where what a term reads is not finite
+        samples = len(batch) if layers else 0
 
         def tap(layer: str) -> Callable[[Any], dict[str, Any]]:
             def look(output: Any) -> dict[str, Any]:
@@ -239,8 +241,10 @@ class Extractor(Reader):
                 for name in layers[layer]:
                     reduce = self.sources[name].reduce
                     activation = select(output, reduce.select, f"layer {layer!r}")
-                    check_rows(activation, layer, len(batch))
-                    check_padding(activation, reduce, batch, layer)
+                    if activation.dim() == 0 or len(activation) != samples:
+                        refuse_rows(activation, layer, samples)
+                    if reduce.how in ("tokens", "token"):
+                        check_padding(activation, reduce, batch, layer)
                     if not finite(activation):
                         wrong[name] = ~activation.isfinite()
                         if strict:

@@ -14,7 +14,7 @@ WIDE = 1.5  # deviation of the draws that all inputs share, around a normal marg
 EDGE = math.sqrt(3)  # a uniform distribution of unit variance reaches from -√3 to √3
 INSIDE = 1 - 1e-9  # of the way to an edge
 FAR = 1e3  # deviations at which a prediction is clamped, so that nothing overflows
-POWERS = tuple(8.0**-power for power in range(5, -1, -1))
+POWERS = tuple(8.0**-power for power in range(1, 6))
 ENOUGH = 10  # points that count, to see where p(y|z) lies
 MIN_DRAWS = 16
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -35,11 +35,7 @@ class Frame(NamedTuple):
     def standard(self, y: Tensor) -> Tensor:
         """Coordinates of y (..., q), in float64; what lies outside of a box is put at its edge."""
         u = (y.double() - self.center.double()) @ self.inverse.double().mT
-        return self.unbounded(u) if self.box else u.clamp(-FAR, FAR)
-
-    def unbounded(self, u: Tensor) -> Tensor:
-        """x of u in a box."""
-        return 2 * (u / EDGE).clamp(-INSIDE, INSIDE).atanh()
+        return unbounded(u) if self.box else u.clamp(-FAR, FAR)
 
     def vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """y of coordinates (..., q), and the logarithm of the volume that a unit of coordinates has, (...)."""
@@ -61,6 +57,11 @@ class Place(NamedTuple):
         """This place for some inputs (n,), and another for the others."""
         pairs = zip(self, other, strict=True)
         return Place(*(torch.where(which.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
+
+
+def unbounded(u: Tensor) -> Tensor:
+    """x of u in a box."""
+    return 2 * (u / EDGE).clamp(-INSIDE, INSIDE).atanh()
 
 
 def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -107,12 +108,15 @@ def locate(x: Tensor, log_density: Tensor, log_volume: Tensor) -> tuple[Place, T
         log_volume: what each point stands for, in x, (n, m).
     """
     fall = (log_density - log_density.amax(1, keepdim=True)).double().clamp(min=-1e30)
-    tau = fall.new_full((len(x), 1), POWERS[0])
-    weight = (POWERS[0] * fall + log_volume).softmax(1)
-    for power in POWERS[1:]:
+    weight = (fall + log_volume).softmax(1)
+    enough = weight.square().sum(1, keepdim=True) < 1 / ENOUGH
+    tau = fall.new_ones(len(x), 1)
+    for power in POWERS:
+        if not torch.compiler.is_compiling() and bool(enough.all()):
+            break
         other = (power * fall + log_volume).softmax(1)
-        enough = other.square().sum(1, keepdim=True) < 1 / ENOUGH
-        tau, weight = torch.where(enough, power, tau), torch.where(enough, other, weight)
+        tau, weight = torch.where(enough, tau, power), torch.where(enough, weight, other)
+        enough = enough | (other.square().sum(1, keepdim=True) < 1 / ENOUGH)
     center = torch.einsum("nm,nmq->nq", weight, x)
     away = x - center[:, None]
     sure = tau == 1
@@ -124,7 +128,46 @@ def locate(x: Tensor, log_density: Tensor, log_volume: Tensor) -> tuple[Place, T
     return Place(center, _cholesky(covariance), scales), sure[:, 0]
 
 
-def spread(place: Place, frame: Frame, shared: Tensor, offset: Tensor, points: int) -> tuple[Tensor, Tensor]:
+class Draws(NamedTuple):
+    """Some of the draws, as `spread` reads them."""
+
+    shared: Tensor  # coordinates (g, q)
+    log_shared: Tensor  # log g q_shared at these, (g,)
+    normal: Tensor  # draws around each input before they are scaled, (l, q)
+    square: Tensor  # their squared lengths, (l,)
+    rung: Tensor  # which each is on, (l,)
+    log_counts: Tensor  # of each rung, with the constants of its normal density, (5,)
+    box: bool
+
+
+def chosen(shared: Tensor, offset: Tensor, points: int, *, box: bool) -> Draws:
+    """The first of the draws on each rung: a Sobol sequence is even from its beginning, not in steps.
+
+    Args:
+        shared: what `draw` gave (g, q).
+        offset: what `draw` gave (l, q).
+        points: how many, at least.
+        box: whether the marginal is uniform.
+    """
+    total, numbers = len(shared) + len(offset), shared.shape[1]
+    every = max(1, total // points)
+    rungs = [rung[: -(-len(rung) // every)] for rung in offset.double().split(_counts(total)[1:])]
+    normal = torch.cat([rung / own for rung, own in zip(rungs, LADDER, strict=True)])
+    shared = shared[: -(-len(shared) // every)].double()
+    shared = unbounded(shared) if box else shared
+    counts = normal.new_tensor([len(rung) for rung in rungs])
+    return Draws(
+        shared,
+        _log_common(shared, len(shared), box=box),
+        normal,
+        normal.square().sum(1),
+        torch.repeat_interleave(counts.long()),
+        counts.log() - numbers * HALF_LOG_TAU,
+        box,
+    )
+
+
+def spread(place: Place, draws: Draws) -> tuple[Tensor, Tensor]:
     r"""Coordinates of points for each input, and the log volume in them that each stands for: (n, m, q) and (n, m).
 
     All draws count as draws of one mixture (balance heuristic), so that no point weighs much more than its neighbours:
@@ -133,38 +176,40 @@ def spread(place: Place, frame: Frame, shared: Tensor, offset: Tensor, points: i
         v_{ij} = \frac{1}{m\, q_i(x_{ij})}, \qquad
         m\, q_i(x) = g\, q_\text{shared}(x) + \sum_r l_r\, \mathcal N(x \mid \mu_i, s_r^2 \Sigma_i)
 
-    with μ, Σ and the scales s of the place, from at least `points` of the draws `shared` (g, q) and `offset` (l, q).
+    with μ, Σ and the scales s of the place, from draws (g, l) that `chosen` gave.
 
     Example:
         >>> shared, offset = draw(1024, 2, box=True)
         >>> frame = Frame(torch.zeros(2).double(), torch.eye(2).double(), torch.eye(2).double(), box=True)
-        >>> x, log_volume = spread(around(torch.zeros(3, 2).double()), frame, shared, offset, 1024)
+        >>> x, log_volume = spread(around(torch.zeros(3, 2).double()), chosen(shared, offset, 1024, box=True))
         >>> y, log_unit = frame.vectors(x)
         >>> (log_volume + log_unit).exp().sum(1)  # the volume of the box is 12
         tensor([1..., 1..., 1...], dtype=torch.float64)
     """
     center, factor, scales = place
-    (n, numbers), total = center.shape, len(shared) + len(offset)
-    every = max(1, total // points)
-    rungs = [rung[: -(-len(rung) // every)] for rung in offset.double().split(_counts(total)[1:])]
-    normal = torch.cat([rung / own for rung, own in zip(rungs, LADDER, strict=True)])  # (l, q)
-    width = torch.cat([scales[:, [i]].expand(-1, len(rung)) for i, rung in enumerate(rungs)], dim=1)  # (n, l)
-    shared = shared[: -(-len(shared) // every)].double()  # a Sobol sequence is even from its beginning, not in steps
-    shared = frame.unbounded(shared) if frame.box else shared
-    own = center[:, None] + width[..., None] * torch.einsum("npq,lq->nlp", factor, normal)
-    x = torch.cat([shared.expand(n, -1, -1), own], dim=1)  # (n, m, q)
-    white = _solve(factor, shared - center[:, None])
-    square = torch.cat([white.square().sum(2), width.square() * normal.square().sum(1)], dim=1)  # (n, m)
-    if frame.box:
-        log_total = math.log(len(shared)) + _log_logistic(x).sum(2)
-    else:
-        log_count = math.log(len(shared)) - numbers * (math.log(WIDE) + HALF_LOG_TAU)
-        log_total = log_count - 0.5 * x.square().sum(2) / WIDE**2
+    n, numbers = center.shape
+    width = scales.index_select(1, draws.rung)  # (n, l)
+    own = torch.baddbmm(center[:, None], width[..., None] * draws.normal, factor.mT)
+    x = torch.cat([draws.shared.expand(n, -1, -1), own], dim=1)  # (n, m, q)
+    white = _solve(factor, draws.shared - center[:, None])
+    square = torch.cat([white.square().sum(2), width.square() * draws.square], dim=1)  # (n, m)
+    common = _log_common(own, len(draws.shared), box=draws.box)
+    log_total = torch.cat([draws.log_shared.expand(n, -1), common], dim=1)
     log_size = factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
-    for scale, rung in zip(scales.split(1, dim=1), rungs, strict=True):
-        log_count = math.log(len(rung)) - log_size - numbers * (scale.log() + HALF_LOG_TAU)
-        log_total = torch.logaddexp(log_total, log_count - 0.5 * square / scale.square())
+    log_counts = draws.log_counts - log_size - numbers * scales.log()  # (n, 5)
+    steepness = -0.5 / scales.square()
+    for rung in range(len(LADDER)):
+        here = torch.addcmul(log_counts[:, rung, None], square, steepness[:, rung, None])
+        log_total = torch.logaddexp(log_total, here)
     return x, -log_total
+
+
+def _log_common(x: Tensor, count: int, *, box: bool) -> Tensor:
+    """log of how many of the shared draws lie around coordinates (..., q), per unit of volume."""
+    if box:
+        return math.log(count) + _log_logistic(x).sum(-1)
+    log_count = math.log(count) - x.shape[-1] * (math.log(WIDE) + HALF_LOG_TAU)
+    return log_count - 0.5 / WIDE**2 * x.square().sum(-1)
 
 
 def _counts(points: int) -> list[int]:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from ..io import expect, plain
 from ..notes import note, warn
-from ._importance import MIN_DRAWS, Frame, Place, around, draw, locate, spread, wider
+from ._importance import MIN_DRAWS, Draws, Frame, Place, around, chosen, draw, locate, spread, wider
 from .base import LogProb, Marginal, Support, check_values
 
 POINTS, DRAWS = 257, 1024  # of one number and of vectors, by default
@@ -28,6 +28,16 @@ REACH = 20.0  # nats below its peak down to which p(y|z) is summed
 LOST = 1e-3  # share of p(y) that a support may leave out without a warning
 END = (3 / 8, 7 / 6, 23 / 24)  # Gregory's weights: as exact where the integrand ends abruptly as where it fades
 STORED = ("shared", "offset")
+
+
+class _Look(NamedTuple):
+    """Ascending coordinates of one number, (m,) for all inputs or (n, m), to see where p(y|z) lies."""
+
+    x: Tensor
+    points: Tensor  # their numbers y, (..., 1)
+    log_density: Tensor  # log p(y) |dy/dx|
+    before: Tensor  # the coordinate before each
+    after: Tensor  # and after each
 
 
 class Continuous(Marginal):
@@ -56,6 +66,13 @@ class Continuous(Marginal):
 
     shared: Tensor  # vectors: draws that all inputs share, in standard coordinates (g, q)
     offset: Tensor  # vectors: draws around each prediction, in standard coordinates (l, q)
+
+    # What `_prepare` makes of the buffers.
+    _look: _Look  # numbers: the first points, the same for all inputs; beyond where p(y) lies, their steps grow
+    _share: Tensor  # numbers: of the way from the first to the last point of an input, (m,)
+    _log_step: Tensor  # numbers: the share of that way that each stands for, (m,)
+    _wide_frame: Frame  # vectors: in float64
+    _draws: dict[int, Draws]  # vectors: by how many
 
     def __init__(self, *, points: int | None = None, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
@@ -136,32 +153,32 @@ class Continuous(Marginal):
         """
         self._check_fitted()
         if self.shared is None:
-            x = self._look()
-            if log_prob is not None:
-                x = self._zoom(x, log_prob)
-            return self._lay_out(x)
+            return self._lay_out(self._look.x if log_prob is None else self._zoom(log_prob))
         numbers = self.shared.shape[1]
         if prediction.dim() != 2 or prediction.shape[1] != numbers:
             raise ValueError(f"expected predictions (n, {numbers}), as fitted, not {tuple(prediction.shape)}.")
-        frame = self._frame()
+        frame = self._wide_frame
         place = around(frame.standard(prediction.detach()))
         if log_prob is not None:
             place = self._search(place, log_prob)
-        x, log_volume = spread(place, frame, self.shared, self.offset, self.size)
+        x, log_volume = spread(place, self._draws[self.size])
         points, log_unit = frame.vectors(x)
         log_volume = log_volume + log_unit
         return Support(points, self._log_prob(points) + log_volume, log_volume)
 
     def _search(self, place: Place, log_prob: LogProb) -> Place:
         """Where the p(y|z) of vectors lie, beginning at a place. No input depends on others in its batch."""
-        frame, some, best = self._frame(), place, place.center
+        frame, some, best = self._wide_frame, place, place.center
         rows = torch.arange(len(best), device=best.device)
         highest, before = best.new_full((len(best), 1), -math.inf), torch.zeros_like(rows, dtype=torch.bool)
         for look in range(LOOKS):
-            x, log_volume = spread(some, frame, self.shared, self.offset, DRAWS_TO_SEARCH if look else DRAWS_TO_LOOK)
+            x, log_volume = spread(some, self._draws[DRAWS_TO_SEARCH if look else DRAWS_TO_LOOK])
             points, log_unit = frame.vectors(x)
-            density = log_prob(points, rows) + self._log_prob(points) + log_unit  # of x
+            given = log_prob(points, rows) if look else log_prob(points)
+            density = given + self._log_prob(points) + log_unit  # of x
             some, sure = locate(x, density, log_volume)
+            if look == 0 and not torch.compiler.is_compiling() and bool(sure.all()):
+                return some
             top, index = density.max(1, keepdim=True)
             here = x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))[:, 0]
             best, highest = torch.where(top > highest, here, best), torch.maximum(highest, top)
@@ -176,34 +193,63 @@ class Continuous(Marginal):
                 some = Place(*(part[left] for part in some))
         return place
 
-    def _look(self) -> Tensor:
-        """Coordinates of one number for all inputs, (m,): beyond where p(y) lies their steps grow."""
+    def _zoom(self, log_prob: LogProb) -> Tensor:
+        """Coordinates in equal steps over what is left of each p(y|z), (n, m)."""
+        look = self._look
+        found: Tensor | None = None
+        for _ in range(ZOOMS):
+            given = log_prob(look.points)
+            density = given + look.log_density
+            top = density.amax(1, keepdim=True)
+            # What rounding tells apart is not apart.
+            least = torch.sub(top - REACH, top.abs(), alpha=8 * torch.finfo(given.dtype).eps)
+            gone = density < least  # nothing, where it is not a number
+            first = look.before.masked_fill(gone, math.inf).amin(1, keepdim=True)
+            last = look.after.masked_fill(gone, -math.inf).amax(1, keepdim=True)
+            sure = gone.sum(1, keepdim=True) < gone.shape[1] - 2  # its peak lies between points, not beside one
+            if found is None:
+                low, high, found = first, last, sure
+            else:  # what is found stays, so that no input depends on others in its batch
+                low, high, found = torch.where(found, low, first), torch.where(found, high, last), found | sure
+            if not torch.compiler.is_compiling() and bool(found.all()):
+                break
+            look = self._look_at(_between(low, high, LOOK))
+        return low + (high - low) * self._share
+
+    def _look_at(self, x: Tensor) -> _Look:
+        y = self._value(x)
+        beside = torch.cat([x[..., :1], x, x[..., -1:]], dim=-1)
+        log_density = self._mean_log_prob(y) + self._log_slope(x)
+        return _Look(x, y[..., None], log_density, beside[..., :-2], beside[..., 2:])
+
+    def _prepare(self) -> None:
+        """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
+        if self._first is None or self._first.is_meta:
+            return
+        if self.shared is not None:
+            center, factor, inverse, box = self._frame()
+            self._wide_frame = Frame(center.double(), factor.double(), inverse.double(), box)
+            counts = (DRAWS_TO_LOOK, DRAWS_TO_SEARCH, self.size)
+            self._draws = {count: chosen(self.shared, self.offset, count, box=self.box) for count in counts}
+            return
         low, high = self._core()
         steps = torch.tensor(STEPS if self.tails else STEPS[BEYOND:-BEYOND], dtype=low.dtype, device=low.device)
         x = (low + high) / 2 + (high - low) / 2 * steps
-        return x.clamp(*self._coordinate(self._ends())) if self._ended else x
+        self._look = self._look_at(x.clamp(*self._coordinate(self._ends())) if self._ended else x)
+        points = self.size
+        ends = END if points > 2 * len(END) else (1 / 2,)
+        weights = x.new_tensor([*ends, *[1.0] * (points - 2 * len(ends)), *reversed(ends)])
+        self._share = _between(x.new_zeros(1), x.new_ones(1), points)
+        self._log_step = (weights / (points - 1)).log()
 
-    def _zoom(self, x: Tensor, log_prob: LogProb) -> Tensor:
-        """Coordinates in equal steps over what is left of each p(y|z), (n, m), found from those of a look (m,)."""
-        low, high, found = x[:1, None], x[-1:, None], torch.zeros(1, 1, dtype=torch.bool, device=x.device)
-        for _ in range(ZOOMS):
-            given = log_prob(self._value(x)[..., None])
-            density = given + self._mean_log_prob(self._value(x)) + self._log_slope(x)
-            top = density.amax(1, keepdim=True)
-            reach = REACH + 8 * torch.finfo(given.dtype).eps * top.abs()  # what rounding tells apart is not apart
-            kept = ~(density < top - reach)  # all, of what is not a number
-            near = kept.clone()
-            near[:, 1:] |= kept[:, :-1]
-            near[:, :-1] |= kept[:, 1:]
-            first = x.masked_fill(~near, math.inf).amin(1, keepdim=True)
-            last = x.masked_fill(~near, -math.inf).amax(1, keepdim=True)
-            sure = kept.sum(1, keepdim=True) > 2  # its peak lies between points, not beside one
-            # What is found stays, so that no input depends on others in its batch.
-            low, high, found = torch.where(found, low, first), torch.where(found, high, last), found | sure
-            if not torch.compiler.is_compiling() and bool(found.all()):
-                break
-            x = _between(low, high, LOOK)
-        return _between(low, high, self.size)
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._prepare()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)
+        self._prepare()
+        return self
 
     def config(self) -> dict[str, Any]:
         """The arguments, and the shapes of what was fitted."""
@@ -302,15 +348,13 @@ class Continuous(Marginal):
 
     def _lay_out(self, x: Tensor) -> Support:
         """The support of one number at ascending coordinates (m,), or (n, m) in equal steps."""
-        y, points = self._value(x), x.shape[-1]
+        y = self._value(x)
         if x.dim() == 1:
             gap = pad(x.diff() / 2, (1, 1))
-            volume = (gap[1:] + gap[:-1]).clamp(min=torch.finfo(x.dtype).tiny)
+            log_volume = (gap[1:] + gap[:-1]).clamp(min=torch.finfo(x.dtype).tiny).log()
         else:
-            ends = END if points > 2 * len(END) else (1 / 2,)
-            weights = [*ends, *[1.0] * (points - 2 * len(ends)), *reversed(ends)]
-            volume = (x[:, -1:] - x[:, :1]) / (points - 1) * x.new_tensor(weights)
-        log_volume = volume.log() + self._log_slope(x)
+            log_volume = (x[:, -1:] - x[:, :1]).log() + self._log_step
+        log_volume = log_volume + self._log_slope(x)
         return Support(y[..., None], self._mean_log_prob(y) + log_volume, log_volume)
 
     def _warn(self, y: Tensor) -> None:

@@ -261,9 +261,11 @@ def device_of(model: nn.Module) -> torch.device | None:
         >>> device_of(nn.Linear(4, 8))
         device(type='cpu')
     """
-    for tensors in (model.parameters(), model.buffers()):
-        for tensor in tensors:
-            return tensor.device
+    for kind in ("_parameters", "_buffers"):
+        for module in model.modules():
+            for tensor in getattr(module, kind).values():
+                if tensor is not None:
+                    return tensor.device
     return None
 
 
@@ -330,7 +332,8 @@ def _resolve(module: nn.Module, path: list[str]) -> nn.Module | None:
         inner = getattr(module, attribute)
         found = _resolve(inner, path)
         return _resolve(inner, path[1:]) if found is None and path[0] == attribute else found
-    child = dict(module._modules.items()).get(path[0])  # TorchScript's own kind of dictionary has no get
+    children = module._modules
+    child = children[path[0]] if path[0] in children else None  # noqa: SIM401 - TorchScript's own kind has no get
     if child is None:
         return _resolve(module, path[1:]) if path[0] in _WRAPPED else None
     return _resolve(child, path[1:])

@@ -215,9 +215,12 @@ class DensityMethod(Method):
 
         `expected_error` is that of y as `fit` was given it: where that was predictions, it says nothing of labels.
         """
-        parts = self.posteriors(
-            z, prediction, lambda p, *rest: (p.log_evidence, p.entropy, p.log_entropy, _expected_error(p, *rest))
-        )
+
+        def take(p: Posterior, support: Support, some: Tensor) -> tuple[Tensor | None, ...]:
+            error = None if support.log_volume is None else _expected_error(p, support, some)
+            return p.log_evidence, p.entropy, p.log_entropy, error
+
+        parts = self.posteriors(z, prediction, take)
         evidence, entropy, log_entropy, error = map(_cat, zip(*parts, strict=True))
         assert evidence is not None
         return Scores(-evidence, entropy, log_entropy, error)
@@ -277,13 +280,11 @@ def _drawn(counts: Tensor, y: Tensor) -> Tensor:
     return torch.where(drawn, counts, 0)
 
 
-def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) -> Tensor | None:
-    """Root of E[(y - prediction)² | z]: of numbers (n,), of vectors (n, q); None for classes."""
-    if support.log_volume is None:
-        return None
+def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) -> Tensor:
+    """Root of E[(y - prediction)² | z]: of numbers (n,), of vectors (n, q)."""
     mass = posterior.log_posterior.exp()  # (n, m)
     away = support.points - prediction.reshape(len(prediction), 1, support.points.shape[-1])  # (n, m, q)
-    return torch.einsum("nm,nmq->nq", mass, away.square().to(mass.dtype)).sqrt().view(prediction.shape)
+    return (mass[..., None] * away.square().to(mass.dtype)).sum(1).sqrt().view(prediction.shape)
 
 
 def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:

@@ -91,11 +91,11 @@ class Head(nn.Module):
         self.parts = nn.ModuleList(terms.values())
         self.combination, self.combined = combination, calibration
         self.leading = combination.leading  # the term that tells what is not combined
-
-    @property
-    def reductions(self) -> dict[str, Reduction]:
-        """From what each term reads to z."""
-        return {name: term.reduction for name, term in self.terms.items()}
+        self.reductions = {name: term.reduction for name, term in self.terms.items()}  # from what each reads to z
+        buffers = (
+            (part, name) for part in self.modules() for name, tensor in part._buffers.items() if tensor is not None
+        )
+        self._first = next(buffers, None)  # whose device is that of all
 
     @property
     def calibration(self) -> Calibration | None:
@@ -105,8 +105,7 @@ class Head(nn.Module):
     @property
     def device(self) -> torch.device | None:
         """Where the fitted tensors are; None where there are none."""
-        first = next(self.buffers(), None)
-        return None if first is None else first.device
+        return None if self._first is None else getattr(*self._first).device
 
     @gradients(False)
     def score(self, reading: Reading) -> dict[str, LayerScores]:
@@ -284,10 +283,12 @@ class Fitted:
         found = head.score(reading)
         for name, scores in found.items():
             known = head.terms[name].calibration
-            layers[name] = scores if self.condition == "label" else replace(scores, expected_error=None)
-            if known is not None:
-                threshold = self.thresholds.get(name)
-                layers[name] = replace(layers[name], p_value=known.p_value(scores.epistemic), threshold=threshold)
+            layers[name] = replace(
+                scores,
+                expected_error=scores.expected_error if self.condition == "label" else None,
+                p_value=None if known is None else known.p_value(scores.epistemic),
+                threshold=None if known is None else self.thresholds.get(name),
+            )
         leading, term = layers[head.leading], head.terms[head.leading]
         epistemic, p_value = leading.epistemic, leading.p_value
         if not head.combination.single:

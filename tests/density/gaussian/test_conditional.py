@@ -74,4 +74,6 @@ def test_components_that_were_not_made_are_left_out() -> None:
     fewer = Mixtures(log_weight[:, :2], mean[:, :2], factor[:, :2])
     other = Conditional("full").take_apart(fewer, 1, torch.float64)
     assert len(some.y_scale) == 2
-    torch.testing.assert_close(some.log_prob(*some.coordinates(u), y), other.log_prob(*other.coordinates(u), y))
+    torch.testing.assert_close(
+        some.log_prob(*some.coordinates(u), some.given(y)), other.log_prob(*other.coordinates(u), other.given(y))
+    )

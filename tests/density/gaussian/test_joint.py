@@ -265,3 +265,17 @@ def test_bad_support(q: int, shape: tuple[int, ...], text: str) -> None:
     z, y = draw(90, 4, q)
     with pytest.raises(ValueError, match=text):
         JointMixture(2).fit(z, y).log_prob(z, torch.zeros(shape))
+
+
+def test_what_is_prepared_follows_the_tensors() -> None:
+    x, points = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)), torch.linspace(-3, 3, 20)[:, None]
+    one, other = (JointMixture(2).fit(z, z[:, 0] + z[:, 1]) for z in (x, x.flip(0) * torch.tensor([1.0, 2.0, 3.0])))
+    expected = other.log_prob(x, points)
+    assert not torch.allclose(one.log_prob(x, points), expected)  # which keeps what it made of the points
+    one.load_state_dict(other.state_dict())
+    torch.testing.assert_close(one.log_prob(x, points), expected)
+    torch.testing.assert_close(one.double().log_prob(x.double(), points.double()).float(), expected)
+    before = other.log_prob(x, points[:5] + 1)
+    other.log_prob(x, points)
+    points += 1
+    torch.testing.assert_close(other.log_prob(x, points)[:, :5], before)

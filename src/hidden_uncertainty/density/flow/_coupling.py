@@ -247,17 +247,18 @@ class Folded(NamedTuple):
 
 
 @gradients(False)
-def log_prob(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
+def log_prob(flow: Couplings, u: Tensor, condition: Tensor, folded: Sequence[Folded] | None = None) -> Tensor:
     """log p(u_i | c_j): (n, m). The condition's perceptron sees m columns, the first coupling's n, the others n m.
 
     Args:
         flow: the couplings.
         u: samples as columns, (d, n).
         condition: (q, 1, m), or (q, n, m) where every sample has its own conditions.
+        folded: what `fold` gave, where several calls share it.
     """
     n, m = u.shape[1], condition.shape[2]
     steps = flow.steps()
-    folded = [_fold(coupling) for _, _, coupling in steps]
+    folded = fold(flow) if folded is None else folded
     halves = [half[:, :, None] for half in u.split(flow.sizes)]
     first = _perceptron(folded[0], halves[1 - steps[0].half])
     shared = _added(flow, folded, condition) if condition.shape[1] == 1 else None
@@ -294,6 +295,12 @@ def _chunk(
         halves[half] = t.add_(halves[half]).mul_(log_scale.exp_()).clamp_(-far, far)
     squares = halves[0].square().sum(0) + halves[1].square().sum(0)
     return total - 0.5 * squares - 0.5 * sum(flow.sizes) * math.log(2 * math.pi)
+
+
+@gradients(False)
+def fold(flow: Couplings) -> list[Folded]:
+    """All couplings as `log_prob` reads them."""
+    return [_fold(coupling) for _, _, coupling in flow.steps()]
 
 
 def _fold(coupling: Coupling) -> Folded:

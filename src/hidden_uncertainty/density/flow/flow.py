@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from numbers import Integral
@@ -17,7 +17,7 @@ from ...precision import gradients, precise
 from ..base import Density
 from ..checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
 from ..directions import Directions, draw_holdout
-from ._coupling import Couplings, Form, log_prob
+from ._coupling import Couplings, Form, fold, log_prob
 from ._train import Sample, Schedule, train
 
 FEWEST = 20  # samples
@@ -148,7 +148,6 @@ class ConditionalFlow(Density):
             )
         return self
 
-    @precise
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
 
@@ -157,13 +156,23 @@ class ConditionalFlow(Density):
             support: predictions (m,) where they are numbers or classes, (m, q), or (n, m, q) with separate points
                 for every row.
         """
+        return self.given(z)(support)
+
+    def given(self, z: Tensor) -> Callable[..., Tensor]:
+        """`log_prob` of these z as a function of the support and of rows: what depends on z alone is done once."""
         flow = self._fitted()
         if z.dim() != 2 or z.shape[1] != self.directions.dim:
             raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
-        condition = self._condition(support, len(z))  # (1, m, q) or (n, m, q)
         u, rest = self.directions(z.detach())
-        scores = log_prob(flow, u.mT.contiguous(), condition.movedim(-1, 0))
-        return rest[:, None] + scores
+        columns, folded = u.mT.contiguous(), fold(flow)
+
+        @precise
+        def scores(support: Tensor, rows: Tensor | None = None) -> Tensor:
+            own, off = (columns, rest) if rows is None else (columns[:, rows], rest[rows])
+            condition = self._condition(support, len(off))  # (1, m, q) or (n, m, q)
+            return off[:, None] + log_prob(flow, own, condition.movedim(-1, 0), folded)
+
+        return scores
 
     @gradients(False)
     @precise

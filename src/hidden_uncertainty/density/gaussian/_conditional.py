@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,16 @@ from torch import Tensor, nn
 from ...io import expect
 from ..linalg import check_factor, log_det, precision_factor
 from ._em import Mixtures, distances, factor_shape, whiten_means
+from ._packed import pack, packed_squares
 
 JointCovariance = Literal["full", "tied", "diag"]
-Lines = tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]
+
+
+class Given(NamedTuple):
+    """Points y, as p(u | y) reads them."""
+
+    prior: Tensor  # log w_k N_k(y) from its largest on, (k, n or 1, m)
+    moves: Tensor  # (y - μ_y) Rᵀ, (s, k, n or 1, m)
 
 
 class Conditional(nn.Module):
@@ -46,6 +52,7 @@ class Conditional(nn.Module):
         self.covariance = covariance
         for name in self._shapes(0, 0, 0, 0):
             self.register_buffer(name, None)
+        self._prepare()
 
     def take_apart(self, mixtures: Mixtures, q: int, dtype: torch.dtype) -> Self:
         """Fill the buffers, computed in float64, from a stack of one mixture whose first q dimensions are y."""
@@ -76,53 +83,71 @@ class Conditional(nn.Module):
         }
         for name, shape in self._shapes(k, q, r, slope.shape[1]).items():
             setattr(self, name, found[name].to(dtype).expand(shape).contiguous())  # tied: one for all components
+        self._prepare()
         return self
 
     def coordinates(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The two parts of u (n, r): ‖(u - μ_u) U‖² (n, k), and a Q (n, k, s)."""
-        across = distances(u[None], self.across[None], self.across_bias[None], self.covariance)[0]
-        return across, torch.einsum("nr,krs->nks", u, self.along) - self.along_bias
+        """The two parts of u (n, r): ‖(u - μ_u) U‖² (k, n), and a Q (s, k, n)."""
+        if self._packed is None:
+            across = distances(u[None], self.across[None], self.across_bias[None], self.covariance)[0]
+        else:
+            across = packed_squares(u[None], self._packed)[0]
+        along = torch.addmm(self._start, u, self._wide).view(len(u), *self.along_bias.shape)
+        return across.mT, along.permute(2, 1, 0)
 
-    def log_prob(self, across: Tensor, along: Tensor, y: Tensor, lines: Lines | None = None) -> Tensor:
-        """log p(u | y) from the coordinates of u, for y (m, q) or (n, m, q) in float64: (n, m).
-
-        Args:
-            across: the first part of u.
-            along: the second.
-            y: the points.
-            lines: what `lines` gives, where many points follow each other.
-        """
-        scale, factors, slopes = self.lines() if lines is None else lines
+    def given(self, y: Tensor) -> Given:
+        """What y (m, q) or (n, m, q) in float64 alone decides: log w_k N_k(y), and (y - μ_y) Rᵀ."""
         y = y if y.dim() == 3 else y[None]
-        prior = scale - 0.5 * sum(_along(y, line).square() for line in factors)
-        prior = (prior - prior.amax(0)).to(across.dtype)
-        squares = across.mT[..., None]
-        for j, line in enumerate(slopes):
-            squares = squares + (along[..., j].mT[..., None] + _along(y, line).to(across.dtype)).square()  # (k, n, m)
-        return _mix(prior - _log_sum(prior) + self.u_scale[:, None, None], squares)
+        q, away = y.shape[-1], self._shift
+        for part, slope in zip(y.unbind(-1), self._slopes, strict=True):
+            away = torch.addcmul(away, part, slope)  # (q + s, k, n, m)
+        squares = away[0].square() if q == 1 else away[:q].square().sum(0)
+        prior = torch.sub(self._scale, squares, alpha=0.5)
+        dtype = self.slope.dtype
+        return Given((prior - prior.amax(0)).to(dtype), away[q:].to(dtype))
 
-    def lines(self) -> Lines:
-        """log w_k |A| (2π)^(-q/2), and the columns of A and rows of R as functions of y, in float64."""
-        mean = self.y_mean.double()
-
-        def line(direction: Tensor) -> list[Tensor]:  # (k, q)
-            shift = -(mean * direction).sum(-1)
-            return [part[:, None, None] for part in (shift, *direction.unbind(-1))]
-
-        factors, slopes = self.y_factor.double().unbind(-1), self.slope.double().unbind(1)
-        return self.y_scale.double()[:, None, None], [*map(line, factors)], [*map(line, slopes)]
+    def log_prob(self, across: Tensor, along: Tensor, given: Given) -> Tensor:
+        """log p(u | y) from the coordinates of u, for y as `given` prepares them: (n, m)."""
+        squares = across[..., None]
+        for own, move in zip(along, given.moves, strict=True):
+            squares = squares + (own[..., None] + move).square()  # (k, n, m)
+        return _mix(given.prior + self.u_scale[:, None, None], squares) - _log_sum(given.prior)
 
     def log_evidence(self, across: Tensor, along: Tensor) -> Tensor:
         """log p(u), y integrated out, from the coordinates of u: (n,)."""
-        white = torch.einsum("nks,kst->nkt", along, self.along_factor)
+        white = torch.einsum("skn,kst->tkn", along, self.along_factor)
         log_weight = self.y_scale - log_det(self.y_factor) + 0.5 * self.y_mean.shape[1] * math.log(2 * math.pi)
         scale = log_weight + self.u_scale + log_det(self.along_factor)
-        return _mix(scale[:, None], (across + white.square().sum(-1)).mT)
+        return _mix(scale[:, None], across + white.square().sum(0))
 
     def log_prior(self, y: Tensor) -> Tensor:
         """log w_k + log N_k(y) for y (n, q) in float64: (k, n)."""
-        scale, factors, _ = self.lines()
-        return (scale - 0.5 * sum(_along(y[None], line).square() for line in factors))[:, 0]
+        white = torch.einsum("knq,kqp->knp", y - self.y_mean.double()[:, None], self.y_factor.double())
+        return self.y_scale.double()[:, None] - 0.5 * white.square().sum(-1)
+
+    def _prepare(self) -> None:
+        """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
+        self._packed: Tensor | None = None
+        self.latest: tuple[Tensor, int, Given] | None = None  # points, their version, and what `given` gave
+        if self.slope is None or self.slope.is_meta:
+            return
+        if self.covariance == "full":
+            self._packed = pack(self.across[None], self.across_bias[None])
+        self._wide, self._start = self.along.transpose(0, 1).flatten(1), -self.along_bias.flatten()
+        # The columns of A, then the rows of R: lines of y, in float64.
+        lines = torch.cat([self.y_factor.mT, self.slope], dim=1).double().transpose(0, 1)  # (q + s, k, q)
+        self._shift = -(self.y_mean.double() * lines).sum(-1)[..., None, None]
+        self._slopes = [slope[..., None, None] for slope in lines.unbind(-1)]
+        self._scale = self.y_scale.double()[:, None, None]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._prepare()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)
+        self._prepare()
+        return self
 
     def _shapes(self, k: int, q: int, r: int, s: int) -> dict[str, tuple[int, ...]]:
         return {
@@ -177,12 +202,6 @@ def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
     spread = torch.linalg.solve_triangular(a.mT, slope, upper=False, left=False)  # of (y - μ_y) Rᵀ, as a root
     eye = torch.eye(len(slope), dtype=w.dtype, device=w.device)
     return a, log_det(z), upper, along, slope, precision_factor(eye + spread @ spread.mT)[0]
-
-
-def _along(y: Tensor, line: Sequence[Tensor]) -> Tensor:
-    """(y - μ_y) · v for y (n, m, q) and one vector v per component: (k, n, m)."""
-    shift, *slopes = line
-    return shift + sum(part * slope for part, slope in zip(y.unbind(-1), slopes, strict=True))
 
 
 def _mix(scale: Tensor, squares: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ from ..checks import as_vectors, check_counts, check_covariance, check_dtype, ch
 from ..directions import Directions, draw_holdout
 from ..linalg import Shrinkage
 from ._classes import ClassFit, fit_classes
-from ._conditional import Conditional, JointCovariance
+from ._conditional import Conditional, Given, JointCovariance
 from ._em import EMOptions, Mixtures, component_log_prob
 
 CHUNK = 1 << 22  # elements of an intermediate at most
 ON_GPU = 8  # times as many, which small pieces would leave idle
 IN_CACHE = 1 << 17  # elements that stay in a core's cache: five times as fast
+LATEST = 1024  # points of the latest support, at most, that are kept as densities read them
 FAR = 1e15  # deviations of ŷ at which it saturates, so that squares fit float32
 OPTIONS = (
     "components",
@@ -169,24 +170,25 @@ class JointMixture(Density):
         parts = []
         for few in z.split(max(1, CHUNK * (ON_GPU if z.is_cuda else 1) // self.directions.dim)):
             u, rest = self.directions(few)
-            parts.append((rest, *self.conditional.coordinates(u)))
-        whole = [torch.cat(part) for part in zip(*parts, strict=True)]
-        lines = self.conditional.lines()
+            parts.append((rest, *self.conditional.coordinates(u)))  # (n,), (k, n), (s, k, n)
+        numbers, along_bias = len(self.y_center), self.conditional.along_bias
+        whole = parts[0] if len(parts) == 1 else [torch.cat(part, dim=-1) for part in zip(*parts, strict=True)]
+        most = CHUNK * ON_GPU if z.is_cuda else min(CHUNK, IN_CACHE)
+        pairs = max(1, most // (len(along_bias) * (numbers + along_bias.shape[1])))
 
         def log_prob(support: Tensor, rows: Tensor | None = None) -> Tensor:
-            rest, across, along = whole if rows is None else [part[rows] for part in whole]
-            y = self._standardise(support, len(rest))
-            most = CHUNK * ON_GPU if z.is_cuda else min(CHUNK, IN_CACHE)
-            pairs = max(1, most // len(self.conditional.y_scale))
-            size, parts = max(1, pairs // max(1, y.shape[-2])), []
+            rest, across, along = whole if rows is None else [part[..., rows] for part in whole]
+            y = as_vectors(support, numbers, len(rest))
+            size, points = max(1, pairs // max(1, y.shape[-2])), None
+            if y.dim() == 2:
+                points = [self._given(y)] if y.shape[0] <= pairs else [self._given(few) for few in y.split(pairs)]
+            found = []
             for i in range(0, max(1, len(rest)), size):
                 some = slice(i, i + size)
-                own = y[some] if y.dim() == 3 else y
-                given = [
-                    self.conditional.log_prob(across[some], along[some], few, lines) for few in own.split(pairs, dim=-2)
-                ]
-                parts.append(rest[some, None] + torch.cat(given, dim=1))
-            return torch.cat(parts)
+                own = points or [self._given(few) for few in y[some].split(pairs, dim=1)]
+                columns = [self.conditional.log_prob(across[:, some], along[..., some], given) for given in own]
+                found.append(columns[0] if len(columns) == 1 else torch.cat(columns, dim=1))
+            return rest[:, None] + (found[0] if len(found) == 1 else torch.cat(found))
 
         return log_prob
 
@@ -202,12 +204,22 @@ class JointMixture(Density):
     def marginal_log_prob(self, y: Tensor) -> Tensor:
         r"""log p(y) for y (n,) or (n, q) under the mixture itself, :math:`\sum_k w_k\, \mathcal N_k(y)`: (n,)."""
         self._check_fitted()
-        prior = self.conditional.log_prior(self._standardise(y, len(y)))
+        prior = self.conditional.log_prior(self._standardise(as_vectors(y, len(self.y_center), len(y))))
         return (prior.logsumexp(0) - self.y_deviation.double().log().sum()).to(self.y_center.dtype)
 
-    def _standardise(self, support: Tensor, n: int) -> Tensor:
-        """Support points as (m, q) or (n, m, q), in float64."""
-        y = as_vectors(support, len(self.y_center), n)
+    def _given(self, y: Tensor) -> Given:
+        """What points decide alone; of the latest that all rows share it is kept, as calls begin with the same ones."""
+        if y.dim() == 3 or y.is_inference() or y.requires_grad or torch.compiler.is_compiling():
+            return self.conditional.given(self._standardise(y))
+        latest = self.conditional.latest
+        if latest is None or latest[0] is not y or latest[1] != y._version:
+            latest = (y, y._version, self.conditional.given(self._standardise(y)))
+            if len(y) <= LATEST:
+                self.conditional.latest = latest
+        return latest[2]
+
+    def _standardise(self, y: Tensor) -> Tensor:
+        """y (..., q) in deviations, in float64."""
         return ((y.double() - self.y_center.double()) / self.y_deviation.double()).clamp(-FAR, FAR)
 
     def _check_fitted(self) -> None:
