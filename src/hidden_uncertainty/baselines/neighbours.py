@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 
 from ..density.linalg import mean_square
 from ..extract import Features
-from ..io import expect, plain
+from ..io import plain
 from ..scoring.terms import Layers
-from .base import LayerDetector, LayerOptions, RowMethod
+from .base import LayerDetector, LayerOptions, RowMethod, import_backend
 
 Backend = Literal["torch", "faiss", "auto"]
 
@@ -96,7 +95,7 @@ class Index(nn.Module):
             backend = "faiss" if find_spec("faiss") is not None and self.points.device.type == "cpu" else "torch"
         if backend == "faiss" and self._built is None:
             self._deviation = deviation_of(self.points)
-            built = _import_faiss().IndexFlatL2(self.points.shape[1])
+            built = import_backend("faiss", "torch").IndexFlatL2(self.points.shape[1])
             built.add(((self.points.double() - self.center) / self._deviation).float().cpu().numpy())
             self._built = built
         return self._built
@@ -134,12 +133,7 @@ class Index(nn.Module):
 
 
 class PointMethod(RowMethod):
-    """A method that keeps training points to search.
-
-    Args:
-        k: how many neighbours are looked at.
-        backend: see `NearestNeighbours`.
-    """
+    """A method that keeps training points, to look at the k nearest of each row."""
 
     def __init__(self, k: int, backend: Backend = "torch") -> None:
         super().__init__()
@@ -149,7 +143,7 @@ class PointMethod(RowMethod):
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, not {backend!r}.")
         if backend == "faiss":
-            _import_faiss()
+            import_backend("faiss", "torch")
         self.k, self.backend = k, backend
         self.index: Index | None = None
 
@@ -180,42 +174,8 @@ class PointMethod(RowMethod):
         return method
 
 
-class LabelledPointMethod(PointMethod):
-    """A method that keeps training points with their classes."""
-
-    classes: Tensor
-
-    def __init__(self, k: int, backend: Backend = "torch") -> None:
-        super().__init__(k, backend)
-        self.register_buffer("classes", torch.zeros(0, dtype=torch.long, device="cpu"))
-
-    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
-        """Keep the rows and their classes."""
-        assert y is not None
-        self.classes = y.clone()
-        return super().fit(z, y, features)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        method = super().from_config(config)
-        if method.index is not None:
-            method.classes = torch.zeros(len(method.index.points), dtype=torch.long, device="cpu")
-        return method
-
-    def check(self) -> None:
-        """Raise a ValueError where what was fitted cannot be."""
-        expect(self.classes >= 0, "a class is negative")
-
-
 class NeighbourDistance(PointMethod):
-    """The distance to the k-th nearest point.
-
-    Args:
-        k: which neighbour.
-        backend: see `NearestNeighbours`.
-        normalise: compare directions only.
-    """
+    """The distance to the k-th nearest point, of directions only where it is to `normalise`."""
 
     unit = "distance"
     needs_classes = False
@@ -283,12 +243,3 @@ class NearestNeighbours(LayerDetector):
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__(model, layers, NeighbourDistance(k, backend, normalise=normalise), **options)
-
-
-def _import_faiss() -> Any:
-    try:
-        return importlib.import_module("faiss")
-    except ImportError as error:
-        raise ImportError(
-            "backend='faiss' needs faiss: pip install 'hidden-uncertainty[faiss]', or use backend='torch'."
-        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,13 @@ class Lattice(NamedTuple):
         """The same on another device."""
         rows, columns = (Axis(*(part.to(device) for part in axis)) for axis in self[1:])
         return Lattice(self.places.to(device), rows, columns)
+
+
+def rows_of(values: Any, which: slice | Tensor) -> Any:
+    """Some rows of a tensor, wherever it is; of None, None."""
+    if values is None:
+        return None
+    return values[which.to(values.device) if isinstance(which, Tensor) else which]
 
 
 class Row(NamedTuple):
@@ -100,6 +107,17 @@ class Rows:
     label: Tensor | None = None
     scores: Mapping[str, LayerScores] | None = None
     unusable: Tensor | None = None
+
+    def __getitem__(self, which: Tensor) -> Rows:
+        """Some of the inputs, by a mask (n,)."""
+        value, classes, variance = self.prediction
+        return Rows(
+            Prediction(rows_of(value, which), classes, rows_of(variance, which)),
+            {name: (rows_of(z, which), rows_of(residual, which)) for name, (z, residual) in self.reduced.items()},
+            rows_of(self.label, which),
+            None if self.scores is None else {name: some[which] for name, some in self.scores.items()},
+            rows_of(self.unusable, which),
+        )
 
     def rows(self, name: str) -> Iterator[Row]:
         """All rows at once."""
@@ -164,22 +182,15 @@ class Features:
     def __len__(self) -> int:
         return len(self.prediction)
 
-    def __getitem__(self, index: slice | Tensor) -> Self:
+    def __getitem__(self, which: slice | Tensor) -> Self:
         """Some of the inputs: a slice, a mask or a tensor of indices."""
-
-        def rows(values: Tensor) -> Tensor:
-            return values[index.to(values.device) if isinstance(index, Tensor) else index]
-
-        def some(values: Tensor | None) -> Tensor | None:
-            return None if values is None else rows(values)
-
         return replace(
             self,
-            z={name: rows(values) for name, values in self.z.items()},
-            residual={name: some(values) for name, values in self.residual.items()},
-            prediction=rows(self.prediction),
-            label=some(self.label),
-            variance=some(self.variance),
+            z={name: rows_of(values, which) for name, values in self.z.items()},
+            residual={name: rows_of(values, which) for name, values in self.residual.items()},
+            prediction=rows_of(self.prediction, which),
+            label=rows_of(self.label, which),
+            variance=rows_of(self.variance, which),
         )
 
     def condition(self, condition: Condition) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from ..model.tasks import Condition, Prediction
 from ..reduce import Reduction
 from ..uncertainty import LayerScores
-from .features import Axis, Lattice, Row
+from .features import Axis, Lattice, Row, rows_of
 from .pixels import Pixels
 
 Size = tuple[int, int]
@@ -87,9 +87,9 @@ class LatentMap:
         return Lattice(self.maps, self.rows, self.columns)
 
     def take(self, images: Tensor) -> LatentMap:
-        """Some images of the batch, (k,)."""
+        """Some images of the batch, by a mask (n,)."""
         some = copy.copy(self)
-        some.maps = self.maps[images.to(self.maps.device)]
+        some.maps = rows_of(self.maps, images)
         return some
 
     def at(self, image: int, pixels: Tensor) -> Tensor:
@@ -165,18 +165,14 @@ class Grid:
 
     def __getitem__(self, images: Tensor) -> Grid:
         """Some of the images, by a mask (n,)."""
-        images = images.nonzero()[:, 0]
-
-        def some(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[images.to(values.device)]
-
         value, classes, variance = self.prediction
         return replace(
             self,
-            prediction=Prediction(value[images.to(value.device)], classes, some(variance)),
+            prediction=Prediction(rows_of(value, images), classes, rows_of(variance, images)),
             latents={name: latent.take(images) for name, latent in self.latents.items()},
-            label=some(self.label),
-            unusable=some(self.unusable),
+            label=rows_of(self.label, images),
+            scores=None if self.scores is None else {name: some[images] for name, some in self.scores.items()},
+            unusable=rows_of(self.unusable, images),
         )
 
     def rows(self, name: str) -> Iterator[Row]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..model.batches import Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
-from .extractor import Extractor, Read, chosen, lowest
-from .features import Features, Population
+from .extractor import Extractor, Read, Reader, chosen, lowest
+from .features import Features, Population, Rows
 from .grid import Grid, LatentMap, nearest
 from .pixels import Pixels
 from .sample import Sampler
@@ -23,28 +23,29 @@ ROWS = 1 << 14  # reduced at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Images to calibrate with, read when they are asked for: all of a loader's, or those that were set apart.
+class Later:
+    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart.
 
     Args:
-        extractor: reads them.
+        reader: reads them.
         loader: gives them.
-        reductions: from each term's vectors to z.
+        reductions: from what each term reads to z.
         holdout: the share that was set apart; None takes all.
     """
 
-    extractor: PixelExtractor
+    reader: Reader
     loader: Iterable[Any]
     reductions: Mapping[str, Reduction]
     holdout: float | None = None
 
-    def readings(self) -> Iterator[Grid]:
-        """Their pixels, batch by batch."""
-        for index, batch in enumerate(self.extractor.batches(self.loader, "calibrating")):
+    def readings(self) -> Iterator[Rows | Grid]:
+        """Their readings, batch by batch."""
+        for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
             apart = None if self.holdout is None else chosen(batch, self.holdout)
             if apart is None or bool(apart.any()):
-                grid = self.extractor.reading(batch, self.reductions, index, labels=True)
-                yield grid if apart is None else grid[apart]
+                reading = self.reader.reading(batch, self.reductions, index, labels=True)
+                assert isinstance(reading, Rows | Grid)
+                yield reading if apart is None else reading[apart]
 
 
 class PixelExtractor(Extractor):
@@ -70,7 +71,7 @@ class PixelExtractor(Extractor):
             if source.layer is None and pixels.resolution == "latent":
                 raise ValueError("resolution='latent' is the grid of a layer; outputs have their own: leave it out.")
 
-    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features, Images]:
+    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features, Later]:
         """Draw pixels of a loader and fit the reductions to them; images set apart come second, not yet read."""
         if holdout:
             require_repeatable(loader, 2)
@@ -80,16 +81,16 @@ class PixelExtractor(Extractor):
         for name, fit in fits.items():
             _fit_reduction(fit, rows[f"z {name}"])
         reductions = self._reductions(fits)
-        return self._features(sampler, rows, population, reductions), Images(self, loader, reductions, holdout)
+        return self._features(sampler, rows, population, reductions), Later(self, loader, reductions, holdout)
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Draw pixels of a loader, with reductions that were fitted before."""
         sampler = self._draw(loader, 0.0)
         return self._features(sampler, *sampler.drawn(), reductions)
 
-    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Images:
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Later:
         """All images of a loader."""
-        return Images(self, loader, reductions)
+        return Later(self, loader, reductions)
 
     def reading(  # type: ignore[override]  # a grid instead of rows
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False

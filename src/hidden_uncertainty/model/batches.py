@@ -45,7 +45,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Count the samples: the leading size of the first tensor."""
-        first = next(_tensors((self.args, self.kwargs)), None)
+        first = next(tensors((self.args, self.kwargs)), None)
         if first is None:
             raise TypeError("there is no tensor among the inputs; the first dimension of one must count the samples")
         return first.shape[0]
@@ -53,17 +53,17 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         """Return some samples: of every tensor with one row per sample, these rows."""
         n = len(self)
-        return self._map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
+        return self.map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with all its tensors on a device."""
         device = torch.device(device)
         # Towards the host a copy that does not block may be read before it is complete.
-        return self._map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
     def clone(self) -> Batch:
         """Return the batch with copies of all its tensors, for networks that write into their inputs."""
-        return self._map(torch.clone)
+        return self.map(torch.clone)
 
     def digests(self) -> np.ndarray:
         """Hash each sample's inputs to 64 bits, the same wherever in whatever batch on whatever device it comes.
@@ -74,7 +74,7 @@ class Batch:
         inputs = (*self.args, *(self.kwargs[key] for key in sorted(self.kwargs)))
         rows = [
             tensor.detach().cpu().reshape(n, math.prod(tensor.shape[1:])).contiguous().view(torch.uint8).numpy()
-            for tensor in _tensors(inputs)
+            for tensor in tensors(inputs)
             if tensor.ndim > 0 and tensor.shape[0] == n and tensor.numel() > 0
         ]
         digests = np.empty(n, dtype=np.uint64)
@@ -87,7 +87,8 @@ class Batch:
             digests[i] = int.from_bytes(digest.digest(), "little")
         return digests
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with all its tensors changed."""
         return Batch(_changed(self.args, change), _changed(self.kwargs, change), _changed(self.label, change))
 
 
@@ -212,7 +213,7 @@ def _built(inputs: Any, label: Any) -> Batch:
     for key, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, np.ndarray):
             raise TypeError(f"input {key!r} is {_kind(value)}; give tensors, for instance with torch.from_numpy")
-    first = next(_tensors((args, kwargs)), None)
+    first = next(tensors((args, kwargs)), None)
     if first is None:
         raise TypeError(f"the loader gave {_kind(inputs)} without a tensor among the inputs. {_HELP}")
     if first.ndim == 0:
@@ -238,15 +239,18 @@ def _label(label: Any, n: int) -> Tensor:
     return tensor
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
+def leaves(value: Any) -> Iterator[Any]:
+    """All that is in tuples, lists and mappings, however nested."""
+    if isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves(part)
+    else:
         yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among the leaves."""
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
 def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

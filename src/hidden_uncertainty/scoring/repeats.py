@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from ..extract import Features, Reading, Unseen
-from ..model.batches import Adapter, Batch, batches
+from ..model.batches import Adapter, Batch, batches, tensors
 from ..notes import note
 
 INPUTS = 100  # read again, at most
@@ -38,8 +35,7 @@ class Kept:
         self.batches, room = [], INPUTS
         for batch in batches(self.loader, self.unpack):
             if room > 0 and len(batch):
-                tensors = [part for part in tree_leaves((batch.args, batch.kwargs)) if isinstance(part, Tensor)]
-                each = sum(tensor.nbytes for tensor in tensors) // len(batch)
+                each = sum(tensor.nbytes for tensor in tensors((batch.args, batch.kwargs))) // len(batch)
                 room = min(room, max(1, BYTES // max(each, 1) - sum(map(len, self.batches))))
                 self.batches.append(batch[:room].clone())
                 room -= len(self.batches[-1])
