@@ -16,8 +16,7 @@ from ..reduce import How, Reduction, ReductionFit
 from .extractor import Extractor, Read, Reader, chosen, lowest
 from .features import Features, Population, Rows
 from .grid import Grid, LatentMap, nearest
-from .pixels import Pixels
-from .sample import Sampler
+from .pixels import Pixels, Sampler
 
 ROWS = 1 << 14  # reduced at a time
 
