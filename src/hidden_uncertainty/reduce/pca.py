@@ -14,17 +14,7 @@ FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 
 def check_finite(x: Tensor, name: str) -> None:
-    """Raise a `ValueError` that counts the NaN and infinities of a batch, if it has any.
-
-    Args:
-        x: any shape, samples first.
-        name: what the error calls the data, such as `"layer 'fc1'"`.
-
-    Example:
-        >>> check_finite(torch.tensor([[1.0, float("nan")]]), "layer 'fc1'")
-        Traceback (most recent call last):
-        ValueError: layer 'fc1' gave 1 non-finite values (NaN or infinity) in a batch of 1: ...
-    """
+    """Raise a `ValueError` that counts the NaN and infinities of a batch (n, ...), if it has any."""
     bad = int(x.numel() - torch.isfinite(x).sum())
     if bad:
         raise ValueError(
@@ -96,17 +86,14 @@ class StreamingPCA:
     ) -> None:
         if dim < 1 or keep < 1 or passes < 1:
             raise ValueError(f"dim, keep and passes must be at least 1, got {dim}, {keep} and {passes}.")
-        self.dim = dim
-        self.keep = min(keep, dim)
+        self.dim, self.keep = dim, min(keep, dim)
         if oversample is None:
             oversample = max(32, min(keep, self.SKETCH_ENTRIES // dim - keep))
         self.sketch = self.keep + oversample
         self.exact = dim <= max(self.EXACT_DIM, self.sketch)
-        self.passes = 1 if self.exact else passes
-        self.passes_left = self.passes
-        self.seed = seed
+        self.passes = self.passes_left = 1 if self.exact else passes
+        self.seed, self.name = seed, name
         self.device = None if device is None else torch.device(device)
-        self.name = name
         self._count = 0
         self._shift: Tensor | None = None  # (D,), about which this pass sums
         self._components: Components | None = None
@@ -139,11 +126,7 @@ class StreamingPCA:
     @gradients(False, lasting=True)
     @precise
     def update(self, x: Tensor) -> None:
-        """Add a batch to the sums of the current pass. `x` is not kept.
-
-        Args:
-            x: (n, D), any floating type, any device.
-        """
+        """Add a batch (n, D) of any floating type on any device to the sums of the current pass. It is not kept."""
         if self.done:
             raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")
         if x.ndim != 2 or x.shape[1] != self.dim:
