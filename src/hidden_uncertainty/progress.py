@@ -130,12 +130,18 @@ def track(items: Iterable[T], description: str, *, total: int | None = None) -> 
         >>> sum(track([1, 2, 3], "adding"))
         6
     """
-    if total is None:
-        total = _length(items)
-    with progress_bar(description, total) as bar:
+    with progress_bar(description, count(items) if total is None else total) as bar:
         for item in items:
             yield item
             bar.advance()
+
+
+def count(items: Iterable[object]) -> int | None:
+    """How many items or batches there are, where that is known."""
+    try:
+        return len(items)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # what a DataLoader over a stream raises
+        return None
 
 
 def _drawable() -> bool:
@@ -155,13 +161,6 @@ def _get_console() -> Console:
 
 def _print(message: str) -> None:
     _get_console().print(message, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def _length(items: Iterable[object]) -> int | None:
-    try:
-        return len(items)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # what a DataLoader over a stream raises
-        return None
 
 
 def _text(info: dict[str, float | str]) -> str:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from ..progress import count as count
+
 Adapter = Callable[[Any], Any]
 """Turns what the user's loader gives into `(inputs, label)`; inputs are a tensor, a tuple (positional) or a dict
 (keyword), the label a tensor or `None`."""
@@ -162,29 +164,8 @@ def batches(
         yield last if device is None else last.to(device)
 
 
-def count(loader: Iterable[Any]) -> int | None:
-    """How many batches a loader gives, where it knows.
-
-    Example:
-        >>> count([torch.zeros(3, 4)]), count(iter([torch.zeros(3, 4)]))
-        (1, None)
-    """
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # what loaders over streams raise
-        return None
-
-
 def require_repeatable(loader: Iterable[Any], passes: int) -> None:
-    """Raise if a loader that can be read only once has to be read several times.
-
-    Args:
-        loader: any iterable of batches.
-        passes: how often it will be read.
-
-    Example:
-        >>> require_repeatable([torch.zeros(3, 4)], passes=2)
-    """
+    """Raise if a loader that can be read only once has to be read several times."""
     if passes > 1 and isinstance(loader, Iterator):
         raise TypeError(
             f"the loader is a {type(loader).__name__}, which can be read only once, but {passes} passes are needed: "
