@@ -53,12 +53,7 @@ def expect(holds: Tensor | bool, otherwise: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy as Python's, which files can hold and all of torch takes; anything else as it is.
-
-    Example:
-        >>> plain(np.int64(3)), plain("auto")
-        (3, 'auto')
-    """
+    """A number of numpy as Python's, which files can hold and all of torch takes; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -32,17 +32,10 @@ _display: Progress | None = None
 
 
 class Bar:
-    """One row of the display, or nothing visible at all; made by `progress_bar`.
-
-    Args:
-        description: what is going on.
-        total: steps to go, None when unknown.
-    """
+    """One row of the display, or nothing visible at all; made by `progress_bar`."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
-        self.description = description
-        self.total = total
-        self.completed = 0
+        self.description, self.total, self.completed = description, total, 0
         self._info: dict[str, float | str] = {}
         self._row: tuple[Progress, TaskID] | None = None
 
@@ -119,12 +112,7 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
 
 
 def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
-    """Iterate over `items` behind a bar.
-
-    Args:
-        items: anything iterable.
-        description: what is going on.
-        total: how many items there are; `len(items)` when it has one.
+    """Iterate over `items` behind a bar; `total` is how many there are, `len(items)` when it has one.
 
     Example:
         >>> sum(track([1, 2, 3], "adding"))

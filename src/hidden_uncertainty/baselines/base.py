@@ -62,13 +62,7 @@ class RowMethod(Method):
 
     @abstractmethod
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
-        """Scores (n,) of rows z (n, d) in float64, higher when more uncertain.
-
-        Args:
-            z: reduced activations.
-            prediction: what the network predicts for them.
-            seen: whether they are rows that this was fitted to, none of which is to be its own neighbour.
-        """
+        """Scores (n,) of rows z (n, d) in float64, with the arguments of `score`."""
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
         """Score rows, some at a time."""
@@ -136,13 +130,7 @@ class AsRead(Method):
 
 
 class ScoringReader(Reader):
-    """Scores batches by itself; subclasses say with `parts` how.
-
-    Args:
-        model: the network whose predictions are judged.
-        pixels: how pixels are treated, for networks that predict for each.
-        options: those of `Reader`.
-    """
+    """Scores batches by itself; subclasses say with `parts` how."""
 
     learns = False
 

@@ -27,13 +27,7 @@ CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at 
 
 
 class VotingDetector(Detector):
-    """A detector by how far several predictions disagree.
-
-    Args:
-        reader: runs the networks.
-        seed: of what the reader draws.
-        progress: show progress bars; None shows them on a terminal.
-    """
+    """A detector by how far several predictions disagree; a reader runs the networks."""
 
     def __init__(self, reader: VotingReader, *, seed: int = 0, progress: bool | None = None) -> None:
         terms = [Term(AsRead())]

@@ -253,13 +253,7 @@ class Credibility(LayerDetector):
     def fit(
         self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
     ) -> Self:
-        """Keep the activations on training data, and how the neighbours of calibration data disagree with it.
-
-        Args:
-            loader: training data.
-            calibration: data that the network was not trained on.
-            holdout: as for `Detector.fit`.
-        """
+        """Fit as `Detector.fit`, to training data and to data that the network was not trained on."""
         if holdout is None:
             self._check(calibration)
         return super().fit(loader, calibration, holdout=holdout)

@@ -95,11 +95,7 @@ class ProbabilityMethod(OutputMethod):
 
 
 class EnergyMethod(OutputMethod):
-    """Free energy of the logits.
-
-    Args:
-        temperature: of the softmax.
-    """
+    """Free energy of the logits."""
 
     unit = "logits"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn.functional import pad
 from ..model.tasks import Condition, Prediction
 from ..reduce import Reduction
 from ..uncertainty import LayerScores
-from .features import Axis, Lattice, Row, rows_of
+from .features import Axis, Lattice, Reading, Row, rows_of
 from .pixels import Pixels
 
 Size = tuple[int, int]
@@ -142,17 +143,13 @@ class LatentMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Grid(Reading):
     """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size.
 
     Args:
-        prediction: (n, H, W).
         latents: the maps that each term reads.
         pixels: how they are treated.
-        label: (n, H, W), where it is known.
         reductions: from each term's vectors to z.
-        scores: of each term, where they come with it.
-        unusable: which pixels the network gave NaN or infinity for, (n, H, W).
     """
 
     prediction: Prediction
@@ -163,17 +160,8 @@ class Grid:
     scores: Mapping[str, LayerScores] | None = None
     unusable: Tensor | None = None
 
-    def __getitem__(self, images: Tensor) -> Grid:
-        """Some of the images, by a mask (n,)."""
-        value, classes, variance = self.prediction
-        return replace(
-            self,
-            prediction=Prediction(rows_of(value, images), classes, rows_of(variance, images)),
-            latents={name: latent.take(images) for name, latent in self.latents.items()},
-            label=rows_of(self.label, images),
-            scores=None if self.scores is None else {name: some[images] for name, some in self.scores.items()},
-            unusable=rows_of(self.unusable, images),
-        )
+    def _read_of(self, which: Tensor) -> dict[str, Any]:
+        return {"latents": {name: latent.take(which) for name, latent in self.latents.items()}}
 
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""

@@ -14,7 +14,7 @@ from ..model.batches import Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
 from .extractor import Extractor, Read, Reader, chosen, lowest
-from .features import Features, Population, Rows
+from .features import Features, Population, Reading
 from .grid import Grid, LatentMap, nearest
 from .pixels import Pixels, Sampler
 
@@ -37,13 +37,12 @@ class Later:
     reductions: Mapping[str, Reduction]
     holdout: float | None = None
 
-    def readings(self) -> Iterator[Rows | Grid]:
+    def readings(self) -> Iterator[Reading]:
         """Their readings, batch by batch."""
         for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
             apart = None if self.holdout is None else chosen(batch, self.holdout)
             if apart is None or bool(apart.any()):
                 reading = self.reader.reading(batch, self.reductions, index, labels=True)
-                assert isinstance(reading, Rows | Grid)
                 yield reading if apart is None else reading[apart]
 
 

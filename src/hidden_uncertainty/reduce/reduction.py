@@ -165,17 +165,6 @@ class Reduction(nn.Module):
         layer: the name of the layer, for errors.
         shape: of its output, without the samples.
         kept: k, or `None` when nothing is dropped.
-
-    Example:
-        >>> fit = ReductionFit(Reduce(max_dim=2), "conv")
-        >>> activation = torch.randn(50, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-        >>> while not fit.done:
-        ...     fit.update(activation)
-        ...     fit.end_pass()
-        >>> reduction = fit.result()
-        >>> z, residual = reduction(activation)
-        >>> z.shape, residual.shape
-        (torch.Size([50, 2]), torch.Size([50]))
     """
 
     mean: Tensor
@@ -265,8 +254,8 @@ class ReductionFit:
         ...         fit.end_pass()
         >>> reductions = {name: fit.result() for name, fit in fits.items()}
         >>> z, residual = reductions["conv"](loader[0]["conv"])    # a last pass, to extract
-        >>> z.shape
-        torch.Size([8, 4])
+        >>> z.shape, residual.shape
+        (torch.Size([8, 4]), torch.Size([8]))
 
     Args:
         reduce: what is asked for.

@@ -44,14 +44,14 @@ def save(detector: Any, fitted: Fitted, path: str | PathLike[str]) -> None:
 def load(
     cls: Any, base: Any, path: str | PathLike[str], model: nn.Module, device: torch.device | str | None, **options: Any
 ) -> tuple[Any, Fitted]:
-    """Read a detector and what it had fitted.
+    """Read a detector, as `Detector.load`, and what it had fitted.
 
     Args:
         cls: the class that was asked for.
         base: the class that all detectors are of.
         path: the file.
         model: the network it was fitted for.
-        device: where to put what was fitted; None is where the model is.
+        device: where to put what was fitted.
         options: arguments of `base` that are not saved.
     """
     header, tensors = io.read(path)

@@ -16,10 +16,6 @@ BYTES = 1 << 28  # kept of them, at most
 class Kept:
     """A loader whose first inputs are kept, as copies, to be read again.
 
-    Args:
-        loader: any iterable of batches.
-        unpack: for loaders that give something else than `x`, `(x, y)` or a dict.
-
     Example:
         >>> import torch
         >>> kept = Kept([torch.zeros(80, 2), torch.zeros(80, 2)])
