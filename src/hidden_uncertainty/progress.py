@@ -108,7 +108,8 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
             _close(display, row)
         else:
             steps = str(bar.completed) if total is None else f"{bar.completed}/{total}"
-            _print(f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip())
+            line = f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip()
+            _get_console().print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
@@ -145,10 +146,6 @@ def _get_console() -> Console:
 
         _console = Console(stderr=True)
     return _console
-
-
-def _print(message: str) -> None:
-    _get_console().print(message, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _text(info: dict[str, float | str]) -> str:

@@ -32,10 +32,7 @@ class PytorchOOD(Detector):
     Args:
         detector: has `predict(x)`, or can be called, and `fit(loader)` if there is something to fit.
         model: the network whose predictions are judged, usually the one that the detector holds.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        unpack: turns what a loader gives into `(x, label)`, when it gives something else.
-        progress: show progress bars; None shows them on a terminal.
+        task, output, unpack, progress: as for `Detector`.
 
     Example:
         >>> model = nn.Linear(2, 3)

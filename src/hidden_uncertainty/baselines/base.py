@@ -87,12 +87,8 @@ class LayerDetector(Detector):
         combine: how several layers become one score, as for `Detector`; `"mean"` by default.
         max_dim: layers that are wider are reduced to this many dimensions; None never reduces.
         reduce: how a layer's output becomes a vector, as for `LatentDensity`.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        pixels: for networks that predict for every pixel, as for `LatentDensity`.
-        unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
         seed: of random projections.
-        progress: show progress bars; None shows them on a terminal.
+        options: `task`, `output`, `pixels`, `unpack` and `progress`, as for `Detector`.
     """
 
     def __init__(

@@ -35,11 +35,9 @@ class MCDropout(VotingDetector):
     model's own code cannot be seen and stay off.
 
     Masks come from a generator of each call's own. Only attention, recurrent layers, `nn.TransformerEncoder` and
-    dropout layers with a `forward` of your own draw inside torch, from the generator of the process. It is seeded for
-    the time of the call and then set back, so that other threads that draw from it meanwhile see numbers again.
-
-    The inputs are repeated along the batch, so that one pass draws several samples: every row has its own mask. Where
-    that cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
+    dropout layers with a `forward` of your own draw from the generator of the process, which is seeded for the time of
+    the call and then set back. Inputs are repeated along the batch, so that one pass draws several samples; where that
+    cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
 
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.

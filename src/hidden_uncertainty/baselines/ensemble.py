@@ -110,14 +110,12 @@ class DeepEnsemble(VotingDetector):
     they are the mean, the mean of the variances that the members predict (None where they predict none), and the
     variance of the members' means, in squared units of the output, summed over outputs.
 
-    Members are run one after the other, each as `LatentDensity` runs a model; they may be on several devices. The
-    result is where the first is. Members of one architecture can be run as one (`together`), by `torch.vmap` over
-    their stacked weights. That is worth it for a few images at a time on a GPU; for large batches, and on a CPU, it is
-    usually slower than the loop.
+    Members are run one after the other; they may be on several devices, and the result is where the first is.
 
     Args:
         models: at least two trained networks that predict the same; they may differ in architecture.
-        together: run members as one. Their weights are copied now: what is changed later is not seen.
+        together: run members of one architecture as one, by `torch.vmap` over their stacked weights. It is worth it for
+            a few images at a time on a GPU, and slower elsewhere. Weights are copied now: later changes are not seen.
         options: `logits`, `task`, `output`, `pixels`, `unpack` and `progress`: see `OutputOptions`.
 
     Example:

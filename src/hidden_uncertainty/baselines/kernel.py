@@ -71,7 +71,7 @@ class KernelRatio(LabelledPointMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The share at each row."""
-        away, near = self.searched.search(z, min(self.k + seen, len(self.classes)))
+        away, near = self.index.search(z, min(self.k + seen, len(self.classes)))
         away, near = away[:, int(seen) :], near[:, int(seen) :]
         share = (-away / self.deviation).softmax(1)  # exp(-‖z - z_j‖ / σ) over their sum, however far
         return (share * (self.classes[near] != prediction[:, None])).sum(1)
@@ -85,7 +85,7 @@ class Disagreement(LabelledPointMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The count at each row."""
-        _, near = self.searched.search(z, self.k)
+        _, near = self.index.search(z, self.k)
         return (self.classes[near] != prediction[:, None]).sum(1).double()
 
 
@@ -209,9 +209,7 @@ class Credibility(LayerDetector):
 
     over n calibration inputs (x_j, y_j) that the network was not trained on: one minus the credibility of Papernot &
     McDaniel (2018), which is in `u.p_value`. Two things differ. It is the network's prediction that is judged, not one
-    that the neighbours vote for; and the input itself is counted, 1 in n + 1, where they take the plain share.
-
-    There are only k + 1 possible counts per layer, so many inputs tie.
+    that the neighbours vote for; and the input itself is counted, 1 in n + 1. Counts are few, so many inputs tie.
 
     Args:
         model: any trained classifier.

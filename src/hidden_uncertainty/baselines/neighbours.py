@@ -23,12 +23,9 @@ CELLS = 1 << 20  # numbers of one block of differences: 8 MB
 
 
 def squared_distances(rows: Tensor, points: Tensor, center: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """‖x - p‖² of rows (r, d) to points (n, d) in float64, block by block: the first point's index, and (r, b).
+    """‖x - p‖² of rows x (r, d) to points p (n, d) in float64, block by block: the first point's index, and (r, b).
 
-    Args:
-        rows: x.
-        points: p.
-        center: a point (d,) amid them, so that squares do not drown what they differ by.
+    The center (d,) lies amid them, so that squares do not drown what they differ by.
     """
     rows = rows.double() - center
     own = rows.square().sum(1, keepdim=True)
@@ -145,13 +142,7 @@ class PointMethod(RowMethod):
         if backend == "faiss":
             import_backend("faiss", "torch")
         self.k, self.backend = k, backend
-        self.index: Index | None = None
-
-    @property
-    def searched(self) -> Index:
-        """The points that are searched."""
-        assert self.index is not None
-        return self.index
+        self.index: Index = None  # type: ignore[assignment]  # until it is fitted
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Keep the rows."""
@@ -190,8 +181,8 @@ class NeighbourDistance(PointMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The distance of each row."""
-        k = min(self.k + seen, len(self.searched.points))
-        return self.searched.search(self._prepared(z), k)[0][:, -1]
+        k = min(self.k + seen, len(self.index.points))
+        return self.index.search(self._prepared(z), k)[0][:, -1]
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""

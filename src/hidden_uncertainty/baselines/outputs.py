@@ -24,11 +24,7 @@ class OutputOptions(Options, total=False):
     Args:
         logits: classifiers return logits or log-probabilities; False when they return probabilities, as those that end
             in a softmax or a sigmoid do.
-        task: what is predicted; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        pixels: for networks that predict for every pixel, as for `LatentDensity`.
-        unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
-        progress: show progress bars; None shows them on a terminal.
+        task, output, pixels, unpack, progress: as for `Detector`.
     """
 
     logits: bool

@@ -117,26 +117,18 @@ class LatentMap:
         """Vectors at all pixels of some rows of some images: (images·rows·W, C·k²), in at least float32."""
         parts = []
         for a in range(self.patch):
-            rows = self._rows(self.maps[images], start, stop, a)  # (images, rows, w, C)
+            rows = self._along(1, self.maps[images], self.rows, start, stop, a)  # (images, rows, w, C)
             for b in range(self.patch):
-                parts.append(self._columns(rows, b).flatten(0, 2))
+                parts.append(self._along(2, rows, self.columns, 0, self.size[1], b).flatten(0, 2))
         return self._stack(parts)
 
-    def _rows(self, maps: Tensor, start: int, stop: int, shift: int) -> Tensor:
+    def _along(self, dim: int, maps: Tensor, along: Axis, start: int, stop: int, shift: int) -> Tensor:
+        """Maps (n, h, w, C) at some pixels along one dimension, between places that are shifted."""
         if self.aligned:
-            return _single(maps[:, start + shift : stop + shift])
-        low, high, share = (part[start:stop] for part in self.rows)
-        return torch.lerp(
-            _single(maps.index_select(1, low + shift)),
-            _single(maps.index_select(1, high + shift)),
-            share[:, None, None],
-        )
-
-    def _columns(self, rows: Tensor, shift: int) -> Tensor:
-        if self.aligned:
-            return rows[:, :, shift : shift + self.size[1]]
-        low, high, share = self.columns
-        return torch.lerp(rows.index_select(2, low + shift), rows.index_select(2, high + shift), share[:, None])
+            return _single(maps.narrow(dim, start + shift, stop - start))
+        low, high, share = (part[start:stop] for part in along)
+        before, after = (_single(maps.index_select(dim, places + shift)) for places in (low, high))
+        return torch.lerp(before, after, share.reshape(-1, *[1] * (3 - dim)))
 
     def _stack(self, parts: list[Tensor]) -> Tensor:
         return parts[0] if self.patch == 1 else torch.stack(parts, dim=2).flatten(1)

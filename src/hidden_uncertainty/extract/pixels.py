@@ -24,21 +24,15 @@ class Pixels:
     """For `LatentDensity(..., pixels=Pixels())`: every pixel is scored, so that scores are maps (n, H, W).
 
     A layer's output (n, C, h, w) is one vector per place; maps of another size than the scores' are interpolated
-    bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is fitted to a part of them. Of each
-    class (for a network that predicts numbers, of all) a uniform sample of its pixels in all images is drawn, without
-    those whose label is to be ignored. It is as large as both limits allow:
-
-    1. `per_class` times the images that have the class. That is a mean: a large object gives more, a small one fewer;
-    2. its even share of `reservoir`, of which classes that need less leave more to others.
-
-    So every pixel of a class counts alike in p(z|ŷ), whatever the size of its object, as it does in p(ŷ), which is that
-    of all pixels. Which are drawn depends on `seed` and on an image's content, not on its place in the loader.
+    bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is fitted to a uniform sample of the
+    pixels of each class (for numbers, of all). It is as large as `per_class` and an even share of `reservoir` allow;
+    classes that need less leave more to others. p(ŷ) is that of all pixels. Which are drawn depends on `seed` and on an
+    image's content, not on its place in the loader.
 
     Images may be exchangeable where their pixels are not, so thresholds are calibrated over images: an image's score is
     the one that a `share` of its pixels exceeds, and with `detector.threshold(0.05)` at most one new image in twenty
-    has more pixels above than that share. In calibration, an image's pixels are those whose label is not to be ignored.
-    A call knows no labels, so `u.surprising` is told for every pixel: the promise is about those of a new image that
-    would not be ignored either. Ignored regions that look unlike the rest can be surprising as a whole.
+    has more pixels above than that share. A call knows no labels, so `u.surprising` is told for every pixel: the
+    promise is about those whose label would not be ignored.
 
     A layer wider than its `max_dim` is reduced place by place, by the principal components of the pixels kept. Layers
     with their channels last, (n, h, w, C), need `reduce="tokens"`.
@@ -235,14 +229,7 @@ def share_evenly(counts: Tensor, size: int) -> Tensor:
 
 
 class Sampler:
-    """Draws from one image after the other, and counts what all their pixels have.
-
-    Args:
-        pixels: how many to draw.
-        task: whether pixels are classes, of which each has its sample, or numbers.
-        classes: how many there are; None for numbers.
-        seed: with an image's content, decides which of its pixels are drawn.
-    """
+    """Draws from one image after the other, by its content and a seed, and counts what all their pixels have."""
 
     def __init__(self, pixels: Pixels, task: Task, classes: int | None, *, seed: int) -> None:
         self.pixels, self.task, self.classes, self.seed = pixels, task, classes, seed

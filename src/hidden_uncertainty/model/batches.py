@@ -123,9 +123,13 @@ def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
         raise TypeError(f"a batch is x, (x, y) or a dict, but the loader gave {_kind(batch)}. {_HELP}")
     inputs, label = items if len(items) == 2 else (items[0], None)
     if isinstance(inputs, Mapping):
-        inputs, inner = _without_label(inputs)
+        keys = [key for key in ("labels", "label") if key in inputs]
+        if len(keys) > 1:
+            raise ValueError(f"the batch has both 'labels' and 'label'. {_HELP}")
+        inner = inputs[keys[0]] if keys else None
         if inner is not None and label is not None:
             raise ValueError(f"the batch has a label beside its inputs and another among them. {_HELP}")
+        inputs = {key: part for key, part in inputs.items() if key not in keys}
         label = inner if label is None else label
     return _built(inputs, label)
 
@@ -134,11 +138,6 @@ def batches(
     loader: Iterable[Any], adapter: Adapter | None = None, device: torch.device | str | None = None
 ) -> Iterator[Batch]:
     """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others.
-
-    Args:
-        loader: any iterable of batches.
-        adapter: see `unpack`.
-        device: where to; `None` leaves the tensors where they are.
 
     Example:
         >>> [len(batch) for batch in batches([torch.zeros(3, 4), torch.zeros(2, 4)])]
@@ -171,13 +170,6 @@ def require_repeatable(loader: Iterable[Any], passes: int) -> None:
             f"the loader is a {type(loader).__name__}, which can be read only once, but {passes} passes are needed: "
             "pass a DataLoader or a list"
         )
-
-
-def _without_label(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    keys = [key for key in ("labels", "label") if key in batch]
-    if len(keys) > 1:
-        raise ValueError(f"the batch has both 'labels' and 'label'. {_HELP}")
-    return {key: value for key, value in batch.items() if key not in keys}, batch[keys[0]] if keys else None
 
 
 def _built(inputs: Any, label: Any) -> Batch:

@@ -30,7 +30,7 @@ def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, p
     scores = tensor_of(output, select)
     if several_labels(scores, label):
         raise ValueError(f"{SEVERAL} If they are numbers, pass task='regression'.")
-    numbers, classes = _may_be_pixels(scores, label) if pixels else _may_be(scores, label)
+    numbers, classes = _certainly(scores, label, pixels)
     if numbers != classes:
         return Regression(select) if numbers else Classification(select)
     maps = scores.dim() > 3 and not pixels
@@ -69,24 +69,17 @@ def warn_of_others(task: Task, output: Any) -> None:
         )
 
 
-def _may_be(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:
-    """Whether an output (n, ...) is certainly numbers, and whether it is certainly scores of classes."""
-    classes = scores.shape[1] if scores.dim() == 2 else 0
+def _certainly(scores: Tensor, label: Tensor | None, pixels: bool) -> tuple[bool, bool]:
+    """Whether an output is certainly numbers, and whether it is certainly scores of classes, of inputs or of pixels."""
+    classes = as_maps(scores).shape[1] if pixels else scores.shape[1] if scores.dim() == 2 else 0
     if label is None:
         return False, classes >= 3
     if label.is_floating_point():
-        return scores.dim() <= 2 and scores.numel() == label.numel() and not _of_classes(label), False
+        alike = classes == 1 if pixels else scores.dim() <= 2 and scores.numel() == label.numel()
+        return alike and not _of_classes(label), False
+    if pixels:  # whose labels may have values to ignore
+        return False, classes >= 2
     return False, label.dim() == 1 and classes >= 2 and int(label.min()) >= 0 and int(label.max()) < classes
-
-
-def _may_be_pixels(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:
-    """The same of an output (n, C, H, W) or (n, H, W), whose labels may have values to ignore."""
-    channels = as_maps(scores).shape[1]
-    if label is None:
-        return False, channels >= 3
-    if label.is_floating_point():
-        return channels == 1 and not _of_classes(label), False
-    return False, channels >= 2
 
 
 def _of_classes(label: Tensor) -> bool:

@@ -39,9 +39,6 @@ class LayerInfo:
 class LayerTree:
     """The layers of a model in the order they are registered: printable, iterable, and indexable by name.
 
-    Args:
-        entries: one for each layer.
-
     Example:
         >>> tree = layers(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(3, 4), show=False)
         >>> tree["1"].kind, [entry.name for entry in tree if entry.width == 8]

@@ -158,8 +158,6 @@ class Reduction(nn.Module):
     what the projection drops. A layer that is narrow enough has neither buffer, z = x and no r.
     With `reduce.residual`, z has log(r + `floor`) as its last column; `floor` is far below the r seen in fitting.
 
-    Buffers are zero until a state is loaded or a `ReductionFit` fills them.
-
     Args:
         reduce: what was asked for.
         layer: the name of the layer, for errors.
@@ -237,30 +235,23 @@ class ReductionFit:
 
     A narrow layer or a random projection needs none (one for its residual), principal components of up to 2,048
     dimensions need one, and of more two. `probe` finds out from one batch. Layers that are done ignore further batches,
-    so that several layers share the passes of the one that needs most:
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> conv = torch.randn(8, 3, 5, 5, generator=generator)
-        >>> loader = [{"fc": conv[:, 0, 0], "conv": conv}]
-        >>> fits = {name: ReductionFit(Reduce(max_dim=4), name) for name in ("fc", "conv")}
-        >>> for name, fit in fits.items():    # one batch shows the shapes
-        ...     fit.probe(loader[0][name])
-        >>> while not all(fit.done for fit in fits.values()):
-        ...     for batch in loader:
-        ...         for name, fit in fits.items():    # in practice: from a hook on each layer
-        ...             fit.update(batch[name])
-        ...     for fit in fits.values():
-        ...         fit.end_pass()
-        >>> reductions = {name: fit.result() for name, fit in fits.items()}
-        >>> z, residual = reductions["conv"](loader[0]["conv"])    # a last pass, to extract
-        >>> z.shape, residual.shape
-        (torch.Size([8, 4]), torch.Size([8]))
+    so that several layers share the passes of the one that needs most.
 
     Args:
         reduce: what is asked for.
         layer: the name of the layer, for errors.
         seed: of the random projections.
+
+    Example:
+        >>> fit = ReductionFit(Reduce(max_dim=4), "conv")
+        >>> conv = torch.randn(8, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+        >>> fit.probe(conv)
+        >>> while not fit.done:
+        ...     fit.update(conv)
+        ...     fit.end_pass()
+        >>> z, residual = fit.result()(conv)
+        >>> z.shape, residual.shape
+        (torch.Size([8, 4]), torch.Size([8]))
     """
 
     def __init__(self, reduce: Reduce, layer: str, *, seed: int = 0) -> None:
@@ -325,11 +316,7 @@ class ReductionFit:
             self._energy += torch.stack([part.to(self._energy).sum() for part in (dropped, whole, whole >= 0)])
 
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
-        """End the current pass; the next one must bring the same samples, in any order. Does nothing when `done`.
-
-        Args:
-            all_sum: the sum of a tensor over the processes that share the data, when several do. Each must call this.
-        """
+        """End the current pass, as `StreamingPCA.end_pass`. Does nothing when `done`."""
         if self._shape is None:
             raise RuntimeError(
                 f"layer {self.layer!r} never gave an output in this pass: is it used in the forward pass?"
