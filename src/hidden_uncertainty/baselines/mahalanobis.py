@@ -14,7 +14,7 @@ from ..density.gaussian.pooled import PooledGaussians
 from ..density.linalg import Shrinkage
 from ..extract import Features, Later, Reading, Rows, Unseen
 from ..latent import LatentDensity
-from ..model.batches import Batch, tensors
+from ..model.batches import Batch, leaves
 from ..model.capture import Callback, lend, select
 from ..model.tasks import Condition
 from ..notes import deprecated
@@ -183,8 +183,8 @@ class Mahalanobis(LayerDetector):
             return x.detach().clone().requires_grad_() if x.is_floating_point() else x.detach()
 
         copied = replace(batch, label=None).map(leaf)
-        leaves = [x for x in tensors((copied.args, copied.kwargs)) if x.requires_grad]
-        if not leaves:
+        inputs = [x for x in leaves((copied.args, copied.kwargs), Tensor) if x.requires_grad]
+        if not inputs:
             raise TypeError("epsilon moves floating-point inputs, but the model is given none: use epsilon=0.")
         scores: dict[str, Tensor] = {}
 
@@ -211,8 +211,8 @@ class Mahalanobis(LayerDetector):
                         f"no gradient comes from layer {name!r} to the input, as when a model computes without "
                         "gradients by itself: use epsilon=0."
                     )
-                found = torch.autograd.grad(scores[name], leaves, retain_graph=True, allow_unused=True)
-                steps = {id(x): g for x, g in zip(leaves, found, strict=True) if g is not None}
+                found = torch.autograd.grad(scores[name], inputs, retain_graph=True, allow_unused=True)
+                steps = {id(x): g for x, g in zip(inputs, found, strict=True) if g is not None}
                 moved[name] = copied.map(lambda x, steps=steps: self._step(x, steps.get(id(x))))  # type: ignore[misc]
 
         lend(self.model, {name: tap(name) for name in self.layers}, work)

@@ -47,7 +47,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Count the samples: the leading size of the first tensor."""
-        first = next(tensors((self.args, self.kwargs)), None)
+        first = next(leaves((self.args, self.kwargs), Tensor), None)
         if first is None:
             raise TypeError("there is no tensor among the inputs; the first dimension of one must count the samples")
         return first.shape[0]
@@ -76,7 +76,7 @@ class Batch:
         inputs = (*self.args, *(self.kwargs[key] for key in sorted(self.kwargs)))
         rows = [
             tensor.detach().cpu().reshape(n, math.prod(tensor.shape[1:])).contiguous().view(torch.uint8).numpy()
-            for tensor in tensors(inputs)
+            for tensor in leaves(inputs, Tensor)
             if tensor.ndim > 0 and tensor.shape[0] == n and tensor.numel() > 0
         ]
         digests = np.empty(n, dtype=np.uint64)
@@ -186,7 +186,7 @@ def _built(inputs: Any, label: Any) -> Batch:
     for key, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, np.ndarray):
             raise TypeError(f"input {key!r} is {_kind(value)}; give tensors, for instance with torch.from_numpy")
-    first = next(tensors((args, kwargs)), None)
+    first = next(leaves((args, kwargs), Tensor), None)
     if first is None:
         raise TypeError(f"the loader gave {_kind(inputs)} without a tensor among the inputs. {_HELP}")
     if first.ndim == 0:
@@ -212,18 +212,13 @@ def _label(label: Any, n: int) -> Tensor:
     return tensor
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """All that is in tuples, lists and mappings, however nested."""
+def leaves(value: Any, kind: type = object) -> Iterator[Any]:
+    """All of one kind that is in tuples, lists and mappings, however nested."""
     if isinstance(value, Mapping | tuple | list):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from leaves(part)
-    else:
+            yield from leaves(part, kind)
+    elif isinstance(value, kind):
         yield value
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among the leaves."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
 def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -50,7 +50,7 @@ class Task(ABC):
         """The output itself as numbers per input, (n, C), a copy in at least float32."""
 
     @abstractmethod
-    def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
+    def score_maps(self, output: Any) -> Tensor:
         """The output itself as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory.
 
         Predictions and `scores` never do.
@@ -121,9 +121,9 @@ class Classification(Task):
         scores = tensor_of(output, self.output)
         return self._log_scores(as_real(scores[:, None] if scores.dim() == 1 else scores))
 
-    def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
+    def score_maps(self, output: Any) -> Tensor:
         """Logits or log-probabilities of all classes at each pixel, (n, C, H, W)."""
-        return self._log_scores(resized(as_real(as_maps(tensor_of(output, self.output)), copy=False), size))
+        return self._log_scores(as_real(as_maps(tensor_of(output, self.output)), copy=False))
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
@@ -234,9 +234,9 @@ class Regression(Task):
         """The predicted numbers, (n, q)."""
         return self._read(output, as_numbers)[0]
 
-    def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
+    def score_maps(self, output: Any) -> Tensor:
         """The predicted number of each pixel, (n, 1, H, W)."""
-        return resized(self._read(output, as_maps)[0], size)
+        return self._read(output, as_maps)[0]
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels a number, or the network's own variance of it, is NaN or infinite."""

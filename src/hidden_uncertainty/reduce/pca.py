@@ -55,7 +55,6 @@ class StreamingPCA:
         passes: over the data, when it is sketched; a third brings the basis closer to the best.
         oversample: l - `keep`; by default as many as `keep`, fewer (at least 32) where D × l would pass 144 MB.
         seed: of Ω.
-        device: where the sums are held; by default the device of the first batch, or the CPU if that has no float64.
         name: what errors call the data.
 
     Example:
@@ -81,7 +80,6 @@ class StreamingPCA:
         passes: int = 2,
         oversample: int | None = None,
         seed: int = 0,
-        device: torch.device | str | None = None,
         name: str = "x",
     ) -> None:
         if dim < 1 or keep < 1 or passes < 1:
@@ -93,7 +91,6 @@ class StreamingPCA:
         self.exact = dim <= max(self.EXACT_DIM, self.sketch)
         self.passes = self.passes_left = 1 if self.exact else passes
         self.seed, self.name = seed, name
-        self.device = None if device is None else torch.device(device)
         self._count = 0
         self._shift: Tensor | None = None  # (D,), about which this pass sums
         self._components: Components | None = None
@@ -104,8 +101,7 @@ class StreamingPCA:
         return self.passes_left == 0
 
     def _start(self, first: Tensor) -> None:
-        if self.device is None:
-            self.device = torch.device("cpu") if first.device.type == "mps" else first.device
+        self.device = torch.device("cpu") if first.device.type == "mps" else first.device  # which has no float64
         self._shift = first.to(self.device).mean(0, dtype=torch.float64).float()
         if self.exact:
             self._scatter = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.device)

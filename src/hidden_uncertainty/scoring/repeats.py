@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torch import Tensor
+
 from ..extract import Features, Reading, Unseen
-from ..model.batches import Adapter, Batch, batches, tensors
+from ..model.batches import Adapter, Batch, batches, leaves
 from ..notes import note
 
 INPUTS = 100  # read again, at most
@@ -31,7 +33,7 @@ class Kept:
         self.batches, room = [], INPUTS
         for batch in batches(self.loader, self.unpack):
             if room > 0 and len(batch):
-                each = sum(tensor.nbytes for tensor in tensors((batch.args, batch.kwargs))) // len(batch)
+                each = sum(tensor.nbytes for tensor in leaves((batch.args, batch.kwargs), Tensor)) // len(batch)
                 room = min(room, max(1, BYTES // max(each, 1) - sum(map(len, self.batches))))
                 self.batches.append(batch[:room].clone())
                 room -= len(self.batches[-1])
