@@ -94,15 +94,14 @@ class PixelExtractor(Extractor):
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Grid:
         """Run the network on one batch: all pixels of its images."""
-        grid = self._grid(batch, reductions, index, strict=labels)
-        label = label_maps(batch.label, grid.prediction.value) if labels else None
-        return replace(grid, reductions=reductions, label=label)
+        return replace(self._grid(batch, reductions, index, labels=labels), reductions=reductions)
 
-    def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, strict: bool) -> Grid:
+    def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, labels: bool) -> Grid:
         copies = {name: _copier(name, self.sources[name].reduce.how) for name in names}
-        _, prediction, maps, unusable = self._read(batch, copies, index, strict=strict)
+        _, prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
         latents = {name: self._latent(values, name, prediction) for name, values in maps.items()}
-        return Grid(prediction, latents, self.pixels, unusable=unusable)
+        label = label_maps(batch.label, prediction.value) if labels else None
+        return Grid(prediction, latents, self.pixels, label, unusable=unusable)
 
     def _latent(self, maps: Tensor, name: str, prediction: Prediction) -> LatentMap:
         height, width = prediction.value.shape[1:]
@@ -130,8 +129,7 @@ class PixelExtractor(Extractor):
             # Before the network runs, which may write into its inputs.
             digests = batch.digests()
             apart = lowest(digests, holdout)
-            grid = self._grid(batch, self.sources, index, strict=True)
-            grid = replace(grid, label=label_maps(batch.label, grid.prediction.value))
+            grid = self._grid(batch, self.sources, index, labels=True)
             if sampler is None:
                 assert self.task is not None
                 sampler = Sampler(self.pixels, self.task, grid.prediction.classes, seed=self.seed)
