@@ -53,24 +53,12 @@ def expect(holds: Tensor | bool, otherwise: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy as Python's, which files can hold and all of torch takes; anything else as it is.
-
-    Example:
-        >>> plain(np.int64(3)), plain("auto")
-        (3, 'auto')
-    """
+    """A number of numpy as Python's, which files can hold and all of torch takes; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def register(kinds: dict[str, Any], kind: Any) -> None:
-    """Give a class the name that files call it by: its own, or with its module where another class has that name.
-
-    Example:
-        >>> kinds = {}
-        >>> register(kinds, int)
-        >>> kinds
-        {'int': <class 'int'>}
-    """
+    """Give a class the name that files call it by: its own, or with its module where another class has that name."""
     other = kinds.get(kind.__name__, kind)
     taken = other.__module__ != kind.__module__
     kinds[f"{kind.__module__}.{kind.__qualname__}" if taken else kind.__name__] = kind
@@ -134,14 +122,6 @@ def read(
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is a folder, empty, cut short, damaged, of another program, or of a newer version.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write(f"{folder}/detector.safetensors", {"task": "classification"}, {})
-        ...     header, tensors = read(f"{folder}/detector.safetensors", device="cpu")
-        >>> header["task"]
-        'classification'
     """
     if os.path.isdir(path):
         raise ValueError(f"'{path}' is a folder: give the name of a file in it, such as 'detector.safetensors'")
@@ -230,12 +210,7 @@ def _serialise(header: str, tensors: Mapping[str, Tensor]) -> bytes:
         raise ValueError(f"safetensors cannot hold a tensor of {error}: convert it first") from error
     length = int.from_bytes(content[:8], "little")
     # safetensors writes metadata in a random order; put in here, the same content gives the same bytes.
-    metadata = {
-        "format": FORMAT,
-        "version": str(FORMAT_VERSION),
-        "header": header,
-        "digest": _digest(header, copies),
-    }
+    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "header": header, "digest": _digest(header, copies)}
     preamble = json.dumps({METADATA: metadata} | json.loads(content[8 : 8 + length])).encode()
     preamble += b" " * (-len(preamble) % 8)  # tensors start at a multiple of 8 bytes
     if len(preamble) > MAX_PREAMBLE:

@@ -21,11 +21,7 @@ _about: ContextVar[str] = ContextVar("about", default="")
 
 
 def note(message: str) -> None:
-    """Log something that the user may want to know, once for all processes of a group.
-
-    Example:
-        >>> note("task: classification, 10 classes. Pass task= to say otherwise.")
-    """
+    """Log something that the user may want to know, once for all processes of a group."""
     if first_process():
         logger.info(message)
 
@@ -64,14 +60,5 @@ def first_process() -> bool:
 
 
 def deprecated(old: str, new: str) -> None:
-    """Say that a name of an earlier version still works, and what replaces it.
-
-    Example:
-        >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     deprecated("one_gaussian_a_class", "one_gaussian_per_class")
-        >>> str(caught[0].message)
-        'one_gaussian_a_class is deprecated: use one_gaussian_per_class.'
-    """
+    """Say that a name of an earlier version still works, and what replaces it."""
     warn(f"{old} is deprecated: use {new}.", DeprecationWarning)

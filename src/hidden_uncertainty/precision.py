@@ -131,6 +131,17 @@ def precise(function: Callable[P, T]) -> Callable[P, T]:
     return exactly
 
 
+def put_back_after(work: Callable[[], T], put_back: Callable[[], None]) -> T:
+    """Call `work`, then `put_back` whatever came of it: twice, since an interrupt may cut it short once."""
+    try:
+        return work()
+    finally:
+        try:
+            put_back()
+        finally:
+            put_back()
+
+
 def gradients(enabled: bool, *, lasting: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A function that runs with gradients on or off; as `torch.no_grad`, but no interrupt leaves them so.
 

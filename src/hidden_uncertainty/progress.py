@@ -32,17 +32,10 @@ _display: Progress | None = None
 
 
 class Bar:
-    """One row of the display, or nothing visible at all; made by `progress_bar`.
-
-    Args:
-        description: what is going on.
-        total: steps to go, None when unknown.
-    """
+    """One row of the display, or nothing visible at all; made by `progress_bar`."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
-        self.description = description
-        self.total = total
-        self.completed = 0
+        self.description, self.total, self.completed = description, total, 0
         self._info: dict[str, float | str] = {}
         self._row: tuple[Progress, TaskID] | None = None
 
@@ -115,27 +108,29 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
             _close(display, row)
         else:
             steps = str(bar.completed) if total is None else f"{bar.completed}/{total}"
-            _print(f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip())
+            line = f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip()
+            _get_console().print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
-    """Iterate over `items` behind a bar.
-
-    Args:
-        items: anything iterable.
-        description: what is going on.
-        total: how many items there are; `len(items)` when it has one.
+    """Iterate over `items` behind a bar; `total` is how many there are, `len(items)` when it has one.
 
     Example:
         >>> sum(track([1, 2, 3], "adding"))
         6
     """
-    if total is None:
-        total = _length(items)
-    with progress_bar(description, total) as bar:
+    with progress_bar(description, count(items) if total is None else total) as bar:
         for item in items:
             yield item
             bar.advance()
+
+
+def count(items: Iterable[object]) -> int | None:
+    """How many items or batches there are, where that is known."""
+    try:
+        return len(items)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # what a DataLoader over a stream raises
+        return None
 
 
 def _drawable() -> bool:
@@ -151,17 +146,6 @@ def _get_console() -> Console:
 
         _console = Console(stderr=True)
     return _console
-
-
-def _print(message: str) -> None:
-    _get_console().print(message, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def _length(items: Iterable[object]) -> int | None:
-    try:
-        return len(items)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # what a DataLoader over a stream raises
-        return None
 
 
 def _text(info: dict[str, float | str]) -> str:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.baselines._masks import _drop
-from hidden_uncertainty.baselines.dropout import MCDropout
+from hidden_uncertainty.baselines.dropout import MCDropout, _drop
 from hidden_uncertainty.model.tasks import Regression
 
 

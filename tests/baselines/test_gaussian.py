@@ -3,7 +3,7 @@ import torch
 from scipy.stats import multivariate_normal
 
 from hidden_uncertainty import LatentDensity
-from hidden_uncertainty.baselines.gaussian import one_gaussian_a_class, one_gaussian_per_class
+from hidden_uncertainty.baselines.mahalanobis import one_gaussian_a_class, one_gaussian_per_class
 
 
 @pytest.mark.parametrize("condition", ["prediction", "label"])

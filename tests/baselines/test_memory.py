@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hidden_uncertainty.baselines.ensemble import decompose_classes
 from hidden_uncertainty.baselines.kernel import find_bandwidth
 from hidden_uncertainty.baselines.neighbours import Index
-from hidden_uncertainty.baselines.voting import decompose_classes
 from hidden_uncertainty.density import PooledGaussians
 
 

@@ -6,7 +6,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import nn
 
 from hidden_uncertainty.baselines import neighbours
-from hidden_uncertainty.baselines.credibility import Credibility
+from hidden_uncertainty.baselines.kernel import Credibility
 from hidden_uncertainty.baselines.neighbours import Index, NearestNeighbours
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity
 from hidden_uncertainty.baselines import KernelDensity, Mahalanobis, NearestNeighbours, RelativeMahalanobis
-from hidden_uncertainty.baselines.gaussian import one_gaussian_per_class
+from hidden_uncertainty.baselines.mahalanobis import one_gaussian_per_class
 
 SCALES = [1e-30, 1e-5, 1e15]
 METHODS: dict[str, tuple[Callable[..., Detector], bool]] = {  # whether the score is a density's

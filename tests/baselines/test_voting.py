@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import Pixels
 from hidden_uncertainty.baselines import DeepEnsemble, MCDropout
-from hidden_uncertainty.baselines.voting import decompose_classes, decompose_numbers
+from hidden_uncertainty.baselines.ensemble import decompose_classes, decompose_numbers
 
 
 def draw(shape: tuple[int, ...], scale: float, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

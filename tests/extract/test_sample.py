@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from hidden_uncertainty import Pixels, Regression
-from hidden_uncertainty.extract.sample import Reservoir, Sampler, share_evenly
+from hidden_uncertainty.extract.pixels import Reservoir, Sampler, share_evenly
 from hidden_uncertainty.model.tasks import Classification
 
 

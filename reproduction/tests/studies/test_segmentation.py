@@ -158,7 +158,7 @@ def test_scores_are_what_the_methods_say_alone() -> None:
     # The distance to the tenth nearest of the references, all of them compared.
     vectors = F.normalize(z["z"].movedim(1, -1).flatten(0, 2).double(), dim=1)
     assert methods.nearest.head is not None
-    points = methods.nearest.head.terms[LAYER].method.searched.points.double()
+    points = methods.nearest.head.terms[LAYER].method.index.points.double()
     assert len(points) == 200
     tenth = torch.cdist(vectors, points).kthvalue(10, dim=1).values.view(2, 8, 16).float()
     torch.testing.assert_close(maps.scores["neighbours", "default"], tenth, atol=1e-5, rtol=1e-5)

@@ -2,12 +2,10 @@
 
 from ..detector import Detector as Baseline
 from .adapter import PytorchOOD, PytorchOODFeatures
-from .credibility import Credibility
 from .dropout import MCDropout, insert_dropout
 from .ensemble import DeepEnsemble
-from .gaussian import one_gaussian_a_class, one_gaussian_per_class
-from .kernel import KernelDensity
-from .mahalanobis import Mahalanobis, RelativeMahalanobis
+from .kernel import Credibility, KernelDensity
+from .mahalanobis import Mahalanobis, RelativeMahalanobis, one_gaussian_a_class, one_gaussian_per_class
 from .neighbours import NearestNeighbours
 from .outputs import Energy, MaxProbability, SoftmaxEntropy
 from .process import GaussianProcess

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar, Unpack
 
 import torch
@@ -14,10 +14,10 @@ from ..extract import Features
 from ..model.batches import Adapter, Batch, batches
 from ..model.capture import device_of, lend, run
 from ..model.tasks import Condition, Prediction, Task, TaskName, as_task
+from ..precision import put_back_after
 from ..scoring.terms import Layers, Term
 from ..uncertainty import LayerScores
-from .base import LayerDetector, LayerOptions, RowMethod
-from .voting import AsRead, ScoringReader, fitted_to
+from .base import AsRead, LayerDetector, LayerOptions, RowMethod, ScoringReader, fitted_to, single_input
 
 T = TypeVar("T")
 OWN = "the detector's own"  # unit
@@ -32,10 +32,7 @@ class PytorchOOD(Detector):
     Args:
         detector: has `predict(x)`, or can be called, and `fit(loader)` if there is something to fit.
         model: the network whose predictions are judged, usually the one that the detector holds.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        unpack: turns what a loader gives into `(x, label)`, when it gives something else.
-        progress: show progress bars; None shows them on a terminal.
+        task, output, unpack, progress: as for `Detector`.
 
     Example:
         >>> model = nn.Linear(2, 3)
@@ -64,13 +61,7 @@ class PytorchOOD(Detector):
 
 
 class AdaptedReader(ScoringReader):
-    """Lets a detector of another library score each batch.
-
-    Args:
-        detector: has `predict(x)`, or can be called.
-        model: the network whose predictions are judged.
-        options: those of `Reader`.
-    """
+    """Lets a detector of another library score each batch."""
 
     repeats = False  # it may draw random numbers
 
@@ -91,7 +82,7 @@ class AdaptedReader(ScoringReader):
         prediction = task.predict(output)
         wrong = task.unusable(output, prediction)
         predict = getattr(self.detector, "predict", self.detector)
-        scores = _lent(self.model, lambda: _checked(predict(_single(batch)), len(batch), self.detector))
+        scores = _lent(self.model, lambda: _checked(predict(_input(batch)), len(batch), self.detector))
         at_least_single = torch.promote_types(scores.dtype, torch.float32)
         scores = scores.to(prediction.value.device, at_least_single)
         return prediction, LayerScores(epistemic=scores if wrong is None else scores.masked_fill(wrong, math.nan))
@@ -138,11 +129,7 @@ class PytorchOODFeatures(LayerDetector):
 
 
 class AdaptedMethod(RowMethod):
-    """A detector of another library, fitted to rows.
-
-    Args:
-        detector: to be copied and fitted.
-    """
+    """A detector of another library, fitted to rows."""
 
     unit = OWN
 
@@ -161,15 +148,6 @@ class AdaptedMethod(RowMethod):
         scores = _checked(self.detector.predict_features(z.to(self.dtype)), len(z), self.detector)
         return scores.to(z.device).double()
 
-    def config(self) -> dict[str, Any]:
-        """Not saved."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Not saved."""
-        raise NotImplementedError
-
 
 class _Pairs:
     """A loader of (x, y), without what is set apart, as often as it is asked for."""
@@ -184,7 +162,7 @@ class _Pairs:
             if batch.label is None:
                 raise ValueError("the detector is fitted to inputs with labels, but the loader gives none: (x, y).")
             some = fitted_to(batch, self.holdout)
-            yield _single(batch)[some], batch.label[some]
+            yield _input(batch)[some], batch.label[some]
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -201,26 +179,16 @@ def _lent(model: nn.Module, work: Callable[[], T]) -> T:
             module.training = False  # as it was lent
 
     @torch.enable_grad()
-    def alone(inner: nn.Module) -> T:
-        try:
-            for parameter, _ in gradients:
-                parameter.grad = None  # else a backward pass would add to the user's own
-            return work()
-        finally:
-            try:
-                put_back()
-            finally:
-                put_back()  # an interrupt may have cut it short
+    def alone() -> T:
+        for parameter, _ in gradients:
+            parameter.grad = None  # else a backward pass would add to the user's own
+        return work()
 
-    return lend(model, {}, alone, exclusive=True)
+    return lend(model, {}, lambda inner: put_back_after(alone, put_back), exclusive=True)
 
 
-def _single(batch: Batch) -> Tensor:
-    if len(batch.args) != 1 or batch.kwargs or not isinstance(batch.args[0], Tensor):
-        raise TypeError(
-            f"detectors take one tensor, not {len(batch.args)} positional and {list(batch.kwargs)} keyword inputs."
-        )
-    return batch.args[0]
+def _input(batch: Batch) -> Tensor:
+    return single_input(batch, "detectors take")
 
 
 def _checked(scores: Any, count: int, detector: Any) -> Tensor:

@@ -1,37 +1,53 @@
-"""What methods on layers share: one method, copied for each of them, and scores in float64 that stay finite."""
+"""What methods share: on layers, one method copied for each; readers that score batches in their own way; options."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 from abc import abstractmethod
-from typing import TypedDict, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from ..detector import Detector
-from ..extract import Lattice, Pixels
-from ..model.batches import Adapter
-from ..model.tasks import Condition, Task, TaskName
+from ..extract import OUTPUTS, Features, Grid, Later, Lattice, Pixels, Reader, Rows, label_maps
+from ..extract.extractor import chosen
+from ..model.batches import Adapter, Batch, require_repeatable
+from ..model.tasks import Condition, Prediction, Task, TaskName
 from ..precision import saturate
-from ..reduce import How, Reduce
+from ..reduce import How, Reduce, Reduction
 from ..scoring.terms import Combine, Layers, Method, Scores, Term, chosen_layers
+from ..uncertainty import LayerScores
 
 ROWS = 4096  # scored at a time
 
 
-class LayerOptions(TypedDict, total=False):
+class Options(TypedDict, total=False):
+    """Arguments that all methods share; `Detector` says what they mean."""
+
+    task: TaskName | Task | None
+    output: int | str | None
+    pixels: Pixels | None
+    unpack: Adapter | None
+    progress: bool | None
+
+
+class LayerOptions(Options, total=False):
     """Arguments that all methods on layers share; `LayerDetector` says what they mean."""
 
     combine: Combine | str
     max_dim: int | None
     reduce: How | Reduce
-    task: TaskName | Task | None
-    output: int | str | None
-    pixels: Pixels | None
-    unpack: Adapter | None
     seed: int
-    progress: bool | None
+
+
+def check_options(method: Any, options: Mapping[str, Any], known: type) -> None:
+    """Raise where a method is given an argument that it does not know, as Python would."""
+    unknown = sorted(set(options) - set(known.__annotations__))
+    if unknown:
+        raise TypeError(f"{type(method).__name__} takes no argument {', '.join(map(repr, unknown))}.")
 
 
 class RowMethod(Method):
@@ -46,13 +62,7 @@ class RowMethod(Method):
 
     @abstractmethod
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
-        """Scores (n,) of rows z (n, d) in float64, higher when more uncertain.
-
-        Args:
-            z: reduced activations.
-            prediction: what the network predicts for them.
-            seen: whether they are rows that this was fitted to, none of which is to be its own neighbour.
-        """
+        """Scores (n,) of rows z (n, d) in float64, with the arguments of `score`."""
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
         """Score rows, some at a time."""
@@ -77,12 +87,8 @@ class LayerDetector(Detector):
         combine: how several layers become one score, as for `Detector`; `"mean"` by default.
         max_dim: layers that are wider are reduced to this many dimensions; None never reduces.
         reduce: how a layer's output becomes a vector, as for `LatentDensity`.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        pixels: for networks that predict for every pixel, as for `LatentDensity`.
-        unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
         seed: of random projections.
-        progress: show progress bars; None shows them on a terminal.
+        options: `task`, `output`, `pixels`, `unpack` and `progress`, as for `Detector`.
     """
 
     def __init__(
@@ -94,10 +100,90 @@ class LayerDetector(Detector):
         condition: Condition = "prediction",
         **options: Unpack[LayerOptions],
     ) -> None:
-        unknown = sorted(set(options) - set(LayerOptions.__annotations__))
-        if unknown:
-            raise TypeError(f"{type(self).__name__} takes no argument {', '.join(map(repr, unknown))}.")
-        chosen = chosen_layers(layers, options.pop("reduce", "flatten"), options.pop("max_dim", 512))
-        terms = [Term(copy.deepcopy(method), name, reduce) for name, reduce in chosen.items()]
+        check_options(self, options, LayerOptions)
+        reduces = chosen_layers(layers, options.pop("reduce", "flatten"), options.pop("max_dim", 512))
+        terms = [Term(copy.deepcopy(method), name, reduce) for name, reduce in reduces.items()]
         combine = options.pop("combine", "mean")
         super().__init__(model, terms, condition=condition, combine=combine, **options)  # type: ignore[misc]
+
+
+class AsRead(Method):
+    """The scores that a reading comes with; `fits` says whether the reading step must be fitted first."""
+
+    conditional = False
+
+    def __init__(self, unit: str = "nats", *, fits: bool = False) -> None:
+        super().__init__()
+        self.unit, self.fits = unit, fits
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Nothing to do: the reading step is fitted."""
+        return self
+
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+        """Rows cannot be scored without their inputs."""
+        raise NotImplementedError
+
+
+class ScoringReader(Reader):
+    """Scores batches by itself; subclasses say with `parts` how."""
+
+    learns = False
+
+    def __init__(self, model: nn.Module, *, pixels: Pixels | None = None, **options: Any) -> None:
+        super().__init__(model, **options)
+        if pixels is not None and pixels.resolution == "latent":
+            raise ValueError("resolution='latent' is the grid of a layer; outputs have their own: leave it out.")
+        self.pixels = pixels
+
+    @abstractmethod
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
+        """Predictions and scores of a batch, per input or per pixel; NaN where the networks gave NaN or infinity."""
+
+    def learn(self, loader: Iterable[Any], holdout: float) -> None:
+        """Fit to training data, without the share that is set apart; nothing to do for most."""
+
+    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[None, Later]:
+        """Fit to training data; there are no features."""
+        if holdout:
+            require_repeatable(loader, 2)
+        self.learn(loader, holdout)
+        return None, Later(self, loader, {}, holdout)
+
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Later:
+        """All of a loader, scored later."""
+        return Later(self, loader, {})
+
+    def reading(
+        self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
+    ) -> Rows | Grid:
+        """Run the networks on one batch: predictions with their scores."""
+        prediction, scores = self.parts(batch)
+        wrong = scores.epistemic.isnan()
+        options: dict[str, Any] = {"scores": {OUTPUTS: scores}, "unusable": wrong if bool(wrong.any()) else None}
+        if self.pixels is None:
+            return Rows(prediction, {}, batch.label if labels else None, **options)
+        label = label_maps(batch.label, prediction.value) if labels else None
+        return Grid(prediction, {}, self.pixels, label, **options)
+
+
+def fitted_to(batch: Batch, holdout: float) -> Tensor | slice:
+    """Which inputs of a batch to fit to: those that are not set apart."""
+    return ~chosen(batch, holdout) if holdout else slice(None)
+
+
+def single_input(batch: Batch, who: str) -> Tensor:
+    """The one tensor that a method takes; an error that names the method where there is more."""
+    if len(batch.args) != 1 or batch.kwargs or not isinstance(batch.args[0], Tensor):
+        raise TypeError(f"{who} one tensor, not {len(batch.args)} positional and {list(batch.kwargs)} keyword inputs.")
+    return batch.args[0]
+
+
+def import_backend(name: str, instead: str) -> Any:
+    """A library that need not be installed, for `backend=`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"backend={name!r} needs {name}: pip install 'hidden-uncertainty[{name}]', or use backend={instead!r}."
+        ) from error

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ..extract import Pixels
 from ..io import plain
-from ..model.batches import Adapter, Batch
-from ..model.capture import device_of, find, run
-from ..model.tasks import Prediction, Task, TaskName
+from ..model.batches import Batch, leaves
+from ..model.capture import Callback, device_of, find, lend, named, run
+from ..model.tasks import Prediction, Task
+from ..precision import put_back_after
 from ..uncertainty import LayerScores
-from ._masks import Masks, dropout_layers
-from .voting import VotingDetector, VotingReader
+from .base import check_options
+from .ensemble import VotingDetector, VotingReader
+from .outputs import OutputOptions
+
+T = TypeVar("T")
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)  # drop whole channels
+_UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}  # the dimensions of one input
+_ALPHA = 1.7580993408473766  # minus the value that SELU tends to
 
 
 class MCDropout(VotingDetector):
@@ -28,11 +36,9 @@ class MCDropout(VotingDetector):
     model's own code cannot be seen and stay off.
 
     Masks come from a generator of each call's own. Only attention, recurrent layers, `nn.TransformerEncoder` and
-    dropout layers with a `forward` of your own draw inside torch, from the generator of the process. It is seeded for
-    the time of the call and then set back, so that other threads that draw from it meanwhile see numbers again.
-
-    The inputs are repeated along the batch, so that one pass draws several samples: every row has its own mask. Where
-    that cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
+    dropout layers with a `forward` of your own draw from the generator of the process, which is seeded for the time of
+    the call and then set back. Inputs are repeated along the batch, so that one pass draws several samples; where that
+    cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
 
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.
@@ -40,12 +46,7 @@ class MCDropout(VotingDetector):
         seed: of the masks; each call starts from it.
         max_rows: at most so many rows per pass, as far as whole batches allow; 1 draws one sample per pass. None takes
             128 on a CPU and 512 elsewhere.
-        logits: False when a classifier returns probabilities.
-        task: what the network predicts; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        pixels: for networks that predict for every pixel, as for `LatentDensity`.
-        unpack: see `Detector`.
-        progress: see `Detector`.
+        options: `logits`, `task`, `output`, `pixels`, `unpack` and `progress`: see `OutputOptions`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
@@ -61,33 +62,21 @@ class MCDropout(VotingDetector):
         *,
         seed: int = 0,
         max_rows: int | None = None,
-        logits: bool = True,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        pixels: Pixels | None = None,
-        unpack: Adapter | None = None,
-        progress: bool | None = None,
+        **options: Unpack[OutputOptions],
     ) -> None:
+        check_options(self, options, OutputOptions)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
         dropout_layers(model)
-        options: dict[str, Any] = {"task": task, "output": output, "logits": logits, "pixels": pixels, "unpack": unpack}
+        progress = options.pop("progress", None)
         reader = DropoutReader(model, samples, seed=seed, max_rows=max_rows, **options)
         super().__init__(reader, seed=seed, progress=progress)
 
 
 class DropoutReader(VotingReader):
-    """Runs the network several times on each batch, with dropout left on.
-
-    Args:
-        model: has dropout.
-        samples: how many.
-        seed: of the masks.
-        max_rows: at most so many rows per pass.
-        options: those of `VotingReader`.
-    """
+    """Runs the network of an `MCDropout` several times on each batch."""
 
     repeats = False  # masks differ with an input's place in its batch
 
@@ -106,7 +95,7 @@ class DropoutReader(VotingReader):
         # 128 or fewer, which fit its caches; on an H200, passes of 512 took a third to a half of sample by sample.
         on_cpu = (device_of(self.model) or torch.device("cpu")).type == "cpu"
         rows = self.max_rows or (128 if on_cpu else 512)
-        repeat = self._apart is not False and _repeatable((batch.args, batch.kwargs), len(batch))
+        repeat = self._apart is not False and _repeatable(batch)
         most = rows // max(len(batch), 1) if repeat else 1
         samples, output = self._sample(batch, task, max(most, 1))
         if not samples:
@@ -143,6 +132,127 @@ class DropoutReader(VotingReader):
             return output
 
         return samples, masks.around(work)
+
+
+class Masks:
+    """Dropout left on in a model that stays in evaluation mode, from one seed."""
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.sizes: list[int] = []  # of what dropout gave; 0 where that is no tensor
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._callbacks: dict[str, Callback] = {}
+        self._inside = False  # whether torch draws masks itself
+        dropout, whole = dropout_layers(model), ""
+        for name, layer in named(model):
+            if whole and name.startswith(whole):
+                continue
+            # In evaluation mode it packs padded batches for a fused path that knows no dropout.
+            packs = isinstance(layer, nn.TransformerEncoder) and getattr(layer, "use_nested_tensor", False)
+            own = isinstance(layer, _DROPOUT) and any(type(layer).forward is kind.forward for kind in _DROPOUT)
+            if name in dropout and own:
+                self._callbacks[name] = self._masked(layer)
+            elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
+                self._callbacks[name], self._inside, whole = self._again(_twin(layer)), True, f"{name}."
+
+    def around(self, work: Callable[[nn.Module], T]) -> T:
+        """Call `work` with a model whose dropout is on, in this thread alone."""
+        seeded = (lambda inner: _seeded(self.seed, inner, lambda: work(inner))) if self._inside else work
+        return lend(self.model, self._callbacks, seeded, exclusive=self._inside)
+
+    def _masked(self, layer: Any) -> Callback:
+        def callback(output: Tensor, *_: Any) -> Tensor:
+            self.sizes.append(output.numel())
+            device = output.device
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(self.seed)
+            dropped = _drop(layer, output, self._generators[device])
+            return output.copy_(dropped) if layer.inplace else dropped
+
+        return callback
+
+    def _again(self, twin: nn.Module) -> Callback:
+        def callback(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            output = twin.forward(*args, **kwargs)
+            self.sizes.append(output.numel() if isinstance(output, Tensor) else 0)
+            return output
+
+        return callback
+
+
+def dropout_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that drop activations in training mode, by name."""
+    shares = {name: (module, _share(module)) for name, module in named(model)}
+    layers = {name: module for name, (module, share) in shares.items() if share}
+    if not layers:
+        idle = [name for name, (_, share) in shares.items() if share == 0]
+        what = f"dropout layers with p=0 only ({', '.join(map(repr, idle))})" if idle else "no dropout layer"
+        raise ValueError(
+            f"the model has {what}, so that all samples would be the same; calls of torch.nn.functional.dropout cannot "
+            "be seen. insert_dropout(model, 0.1) gives a copy with dropout layers, to be trained."
+        )
+    return layers
+
+
+def _share(module: nn.Module) -> float | None:
+    """What share of activations a module drops; None if it is no dropout."""
+    if isinstance(module, _DROPOUT):
+        return module.p
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout
+    if isinstance(module, nn.RNNBase):
+        return module.dropout if module.num_layers > 1 else None  # it is between its layers
+    return None
+
+
+def _drop(layer: Any, x: Tensor, generator: torch.Generator) -> Tensor:
+    """What torch's dropout layers return in training mode, number for number on a CPU."""
+    if x.numel() == 0:
+        return x
+    noise = torch.empty_like(x)
+    if isinstance(layer, _CHANNELS):
+        kept = 1 if x.dim() == _UNBATCHED.get(type(layer)) else 2
+        noise = x.new_empty(x.shape[:kept] + (1,) * (x.dim() - kept))
+    p = layer.p
+    noise.bernoulli_(1 - p, generator=generator)
+    if p == 1:
+        return x * noise
+    if not isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
+        return x * noise.div_(1 - p)
+    scale = 1 / ((_ALPHA**2 * p + 1) * (1 - p)) ** 0.5
+    shift = (noise - 1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
+    return (x * noise.mul_(scale)).add_(shift)
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A module with dropout on beside the user's own: its structure is copied, its tensors are shared."""
+    twin = object.__new__(type(module))
+    children = {name: None if child is None else _twin(child) for name, child in module._modules.items()}
+    # The mode of nn.TransformerEncoderLayer itself keeps it off its fused path, which knows no dropout.
+    training = _share(module) is not None or isinstance(module, nn.TransformerEncoderLayer)
+    twin.__dict__.update(module.__dict__, _modules=children, training=training)
+    return twin
+
+
+def _seeded(seed: int, model: nn.Module, work: Callable[[], T]) -> T:
+    """Seed the process's generators, on the CPU and where the model is; afterwards they go on where they were."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"}
+    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+    state = torch.default_generator.get_state()
+
+    def seeded() -> T:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
+        for device in devices:
+            ours = torch.Generator(device).manual_seed(seed).get_state()
+            torch.get_device_module(device).set_rng_state(ours, device)
+        return work()
+
+    def put_back() -> None:
+        torch.default_generator.set_state(state)
+        for device, other in states:
+            torch.get_device_module(device).set_rng_state(other, device)
+
+    return put_back_after(seeded, put_back)
 
 
 def insert_dropout(
@@ -209,8 +319,13 @@ class WithDropout(nn.Module):
 
 
 def _call(model: nn.Module, batch: Batch, times: int) -> Any:
+    def repeated(tensor: Tensor) -> Tensor:
+        # Copies: a model that starts with dropout in place must not change the user's inputs.
+        return tensor.clone() if times == 1 or tensor.dim() == 0 else torch.cat([tensor] * times)
+
     try:
-        return model(*_repeated(batch.args, times), **_repeated(batch.kwargs, times))
+        inputs = replace(batch, label=None).map(repeated)
+        return model(*inputs.args, **inputs.kwargs)
     except Exception as error:
         if times > 1:
             error.add_note(
@@ -220,28 +335,15 @@ def _call(model: nn.Module, batch: Batch, times: int) -> Any:
         raise
 
 
-def _repeatable(inputs: Any, n: int) -> bool:
+def _repeatable(batch: Batch) -> bool:
     """Whether all that may depend on the batch are plain tensors with the batch in front."""
-    if isinstance(inputs, Tensor):
-        return inputs.dim() == 0 or (inputs.layout == torch.strided and not inputs.is_nested and len(inputs) == n)
-    if isinstance(inputs, Mapping):
-        return all(_repeatable(part, n) for part in inputs.values())
-    if isinstance(inputs, tuple | list):
-        return all(_repeatable(part, n) for part in inputs)
-    return inputs is None or isinstance(inputs, bool | int | float | torch.dtype | torch.device)
 
+    def plain(leaf: Any) -> bool:
+        if isinstance(leaf, Tensor):
+            return leaf.dim() == 0 or (leaf.layout == torch.strided and not leaf.is_nested and len(leaf) == len(batch))
+        return leaf is None or isinstance(leaf, bool | int | float | torch.dtype | torch.device)
 
-def _repeated(inputs: Any, times: int) -> Any:
-    """Copies: a model that starts with dropout in place must not change the user's inputs."""
-    if isinstance(inputs, Tensor):
-        return inputs.clone() if times == 1 or inputs.dim() == 0 else torch.cat([inputs] * times)
-    if isinstance(inputs, Mapping):
-        return {key: _repeated(part, times) for key, part in inputs.items()}
-    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
-        return type(inputs)(*(_repeated(part, times) for part in inputs))
-    if isinstance(inputs, tuple | list):
-        return type(inputs)(_repeated(part, times) for part in inputs)
-    return inputs
+    return all(map(plain, leaves((batch.args, batch.kwargs))))
 
 
 def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:

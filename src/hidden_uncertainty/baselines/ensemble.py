@@ -1,23 +1,105 @@
-"""Deep ensembles: networks trained apart, and how far they disagree."""
+"""Deep ensembles, and all methods that ask several predictions how far they disagree."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.utils._pytree import tree_map
 
-from ..extract import Pixels
-from ..model.batches import Adapter, Batch
-from ..model.capture import device_of, run
-from ..model.tasks import Prediction, Task, TaskName
+from ..detector import Detector
+from ..model.batches import Batch
+from ..model.capture import device_of, run, select
+from ..model.tasks import Classification, Prediction, Task, TaskName
 from ..precision import gradients
+from ..scoring.bayes import infer
+from ..scoring.terms import Term
 from ..uncertainty import LayerScores
-from .voting import VotingDetector, VotingReader
+from .base import AsRead, ScoringReader, check_options
+from .outputs import OutputOptions, read_as, warn_of_probabilities
+
+CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at a time
+
+
+class VotingDetector(Detector):
+    """A detector by how far several predictions disagree; a reader runs the networks."""
+
+    def __init__(self, reader: VotingReader, *, seed: int = 0, progress: bool | None = None) -> None:
+        terms = [Term(AsRead())]
+        super().__init__(reader.model, terms, pixels=reader.pixels, seed=seed, progress=progress, reader=reader)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score, which depends on what is predicted."""
+        return "nats" if self.task is None or self.task.discrete else "squared units of the output"
+
+
+class VotingReader(ScoringReader):
+    """Several passes over a batch, and how far they disagree; what they are is said by `OutputOptions`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        logits: bool = True,
+        task: TaskName | Task | None = None,
+        output: int | str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, task=read_as(task, output, logits), output=output, **options)
+        self.logits, self._looked = logits, False
+
+    def known_task(self, output: Any, batch: Batch) -> Task:
+        """The task, with what its scores are where it is inferred."""
+        if self.task is None and isinstance(super().known_task(output, batch), Classification):
+            self.task = Classification(self.output, logits=self.logits)
+        return super().known_task(output, batch)
+
+    def sample(self, output: Any, task: Task) -> Prediction:
+        """What one pass says, as rows: logits of all classes (m, C), or numbers; m counts inputs, or their pixels."""
+        if not isinstance(task, Classification):
+            if self.pixels is None:
+                return task.predict(output)
+            value, classes, variance = task.predict_pixels(output)
+            return Prediction(value.flatten(), classes, None if variance is None else variance.flatten())
+        if self.pixels is None:
+            task.predict(output)  # which sees whether these are scores of classes
+            scores = task.scores(output)
+        else:
+            maps = task.score_maps(output).permute(0, 2, 3, 1)
+            scores = maps.clone(memory_format=torch.contiguous_format).flatten(0, 2)  # the network's memory is not ours
+        if task.logits and not self._looked and len(scores):
+            self._looked = True
+            warn_of_probabilities(scores)
+        return Prediction(scores, scores.shape[1])
+
+    def vote(self, task: Task, samples: Sequence[Prediction], output: Any) -> tuple[Prediction, LayerScores]:
+        """What several passes say together.
+
+        Args:
+            task: what is predicted.
+            samples: their tensors as (passes, m, ...).
+            output: of any pass, for the shape of maps.
+        """
+        value = torch.cat([sample.value for sample in samples])
+        wrong = ~value.amax(-1).isfinite() if task.discrete else ~value.isfinite()  # a class may be ruled out by -inf
+        if task.discrete:
+            parts = decompose_classes(value)
+        else:
+            variances = [sample.variance for sample in samples if sample.variance is not None]
+            parts = decompose_numbers(value, torch.cat(variances) if variances else None)
+            wrong = wrong.any(-1) if wrong.dim() == 3 else wrong
+        parts = parts._replace(epistemic=parts.epistemic.masked_fill(wrong.any(0), math.nan))
+        if self.pixels is not None:
+            shape = select(output, task.output, "the network", "output").shape[-2:]
+            parts = Parts(*(None if part is None else part.reshape(-1, *shape) for part in parts))  # type: ignore[arg-type]
+        scores = LayerScores(**{name: found for name, found in parts._asdict().items() if name != "prediction"})
+        return Prediction(parts.prediction, samples[0].classes if task.discrete else None), scores
 
 
 class DeepEnsemble(VotingDetector):
@@ -28,20 +110,13 @@ class DeepEnsemble(VotingDetector):
     they are the mean, the mean of the variances that the members predict (None where they predict none), and the
     variance of the members' means, in squared units of the output, summed over outputs.
 
-    Members are run one after the other, each as `LatentDensity` runs a model; they may be on several devices. The
-    result is where the first is. Members of one architecture can be run as one (`together`), by `torch.vmap` over
-    their stacked weights. That is worth it for a few images at a time on a GPU; for large batches, and on a CPU, it is
-    usually slower than the loop.
+    Members are run one after the other; they may be on several devices, and the result is where the first is.
 
     Args:
         models: at least two trained networks that predict the same; they may differ in architecture.
-        together: run members as one. Their weights are copied now: what is changed later is not seen.
-        logits: False when classifiers return probabilities.
-        task: what they predict; None infers it where the outputs leave no doubt, and logs it.
-        output: which tensor, when they return a tuple (its position) or a dict (its key).
-        pixels: for networks that predict for every pixel, as for `LatentDensity`.
-        unpack: see `Detector`.
-        progress: see `Detector`.
+        together: run members of one architecture as one, by `torch.vmap` over their stacked weights. It is worth it for
+            a few images at a time on a GPU, and slower elsewhere. Weights are copied now: later changes are not seen.
+        options: `logits`, `task`, `output`, `pixels`, `unpack` and `progress`: see `OutputOptions`.
 
     Example:
         >>> ensemble = DeepEnsemble([nn.Linear(4, 3) for _ in range(5)], task="classification")
@@ -51,30 +126,15 @@ class DeepEnsemble(VotingDetector):
     """
 
     def __init__(
-        self,
-        models: Iterable[nn.Module],
-        *,
-        together: bool = False,
-        logits: bool = True,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        pixels: Pixels | None = None,
-        unpack: Adapter | None = None,
-        progress: bool | None = None,
+        self, models: Iterable[nn.Module], *, together: bool = False, **options: Unpack[OutputOptions]
     ) -> None:
-        self.models = _checked(models)
-        options: dict[str, Any] = {"task": task, "output": output, "logits": logits, "pixels": pixels, "unpack": unpack}
+        check_options(self, options, OutputOptions)
+        self.models, progress = _checked(models), options.pop("progress", None)
         super().__init__(EnsembleReader(self.models, together=together, **options), progress=progress)
 
 
 class EnsembleReader(VotingReader):
-    """Runs the members on each batch.
-
-    Args:
-        models: the members.
-        together: run them as one.
-        options: those of `VotingReader`.
-    """
+    """Runs the members of a `DeepEnsemble` on each batch."""
 
     def __init__(self, models: tuple[nn.Module, ...], *, together: bool, **options: Any) -> None:
         super().__init__(models[0], **options)
@@ -105,6 +165,66 @@ class EnsembleReader(VotingReader):
             device = device_of(member)
             inputs = batch if device is None else batch.to(device)
             yield run(member, {}, inputs.args, inputs.kwargs)[0]
+
+
+class Parts(NamedTuple):
+    """A prediction for n inputs and the two kinds of uncertainty, in the order of `Uncertainty`."""
+
+    prediction: Tensor  # (n,) classes, or (n,) or (n, q) numbers
+    epistemic: Tensor  # (n,)
+    aleatoric: Tensor | None = None  # (n,)
+    log_aleatoric: Tensor | None = None  # (n,)
+
+
+def decompose_classes(scores: Tensor) -> Parts:
+    r"""Mean entropy and mutual information of K predicted distributions over classes, in nats.
+
+    .. math::
+        \text{aleatoric} = \frac1K \sum_k H(p_k), \qquad
+        \text{epistemic} = H(\bar p) - \frac1K \sum_k H(p_k)
+            = \frac1K \sum_k \sum_c p_{kc} \left(e^{t_{kc}} - 1 - t_{kc}\right), \quad
+        t_{kc} = \log \bar p_c - \log p_{kc}
+
+    with p̄ the mean of the p_k, and the prediction its largest class. (The paper's appendix prints both entropies
+    without their minus signs; these are the quantities it names.) The last form has terms that are never negative: it
+    keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
+
+    Args:
+        scores: logits or log-probabilities, (K, n, C).
+
+    Example:
+        >>> agree, differ = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]
+        >>> parts = decompose_classes(torch.tensor([agree, differ]).log().transpose(0, 1))
+        >>> parts.aleatoric, parts.epistemic
+        (tensor([0.6931, 0.0000]), tensor([0.0000, 0.6931]))
+    """
+    # Some inputs at a time: for maps, all intermediate values would take gigabytes, and on a CPU no cache holds them.
+    cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
+    rows = max(1, cells // (scores.shape[0] * scores.shape[2]))
+    parts = [_decompose(part) for part in scores.split(rows, dim=1)]
+    return parts[0] if len(parts) == 1 else Parts(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
+    r"""Mean variance and variance of the means of K predictions, in squared units of the output, summed over outputs.
+
+    .. math::
+        \text{aleatoric} = \frac1K \sum_k \sigma_k^2, \qquad
+        \text{epistemic} = \frac1K \sum_k (\mu_k - \bar\mu)^2
+
+    Their sum is the variance of the mixture of the K predictions.
+
+    Args:
+        value: predictions, (K, n) or (K, n, q).
+        variance: the networks' own, of the same shape; without it there is no aleatoric uncertainty.
+
+    Example:
+        >>> decompose_numbers(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [1.5]]))[:3]
+        (tensor([2.]), tensor([1.]), tensor([1.]))
+    """
+    mean = (value / len(value)).sum(0)  # the sum of undivided ones may overflow
+    spread = (value - mean).square().mean(0)
+    return Parts(mean, _total(spread), None if variance is None else _total(variance.mean(0)))
 
 
 class _Stacked:
@@ -147,3 +267,34 @@ def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
     if len(members) < 2:
         raise ValueError(f"an ensemble needs at least 2 networks to disagree, not {len(members)}.")
     return members
+
+
+def _decompose(scores: Tensor) -> Parts:
+    members, n, classes = scores.shape
+    posterior = infer(scores.flatten(0, 1), scores.new_zeros(classes))
+    assert posterior.log_entropy is not None
+    log_p = posterior.log_posterior.view_as(scores)
+    best = log_p.amax(0)  # (n, C)
+    # log of the mean of the p_k, by log1p and expm1 so that members who nearly agree are not rounded to one another.
+    log_mean = best + torch.expm1(log_p - best).mean(0).log1p()
+    t = log_mean - log_p  # (K, n, C), at least -log K
+    p = log_p.exp()
+    small = t.abs() < 0.25  # there e^t - 1 - t loses digits, which its series keeps
+    one = t.new_ones(())
+    series = one
+    for k in range(9, 2, -1):
+        series = torch.addcmul(one, t, series, value=1 / k)  # 1 + t / k · series
+    far = log_mean.exp() - p - p * t  # never p · e^t: e^t overflows where p is zero
+    information = torch.where(small, p * t.square() / 2 * series, far).sum(-1).mean(0)
+    return Parts(
+        log_mean.argmax(-1),
+        information.clamp(0.0, math.log(min(members, classes))),
+        posterior.entropy.view(members, n).mean(0),
+        posterior.log_entropy.view(members, n).logsumexp(0) - math.log(members),
+    )
+
+
+def _total(variance: Tensor) -> Tensor:
+    """One number per input, saturated where the dtype ends."""
+    total = variance if variance.dim() == 1 else variance.sum(-1)
+    return total.clamp(max=torch.finfo(total.dtype).max)

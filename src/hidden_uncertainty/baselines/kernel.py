@@ -1,33 +1,58 @@
-"""Local densities from kernels on the training activations: Mandelbaum & Weinshall (2017), and the Gaussian kernel."""
+"""What classes the nearest training activations have, and how dense these are: kernels, and credibility."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..extract import Features
+from ..extract import Features, Reading, Rows, Unseen
 from ..io import expect, plain
-from ..model.tasks import Condition
+from ..model.tasks import Classification, Condition
+from ..scoring.head import Fitted
 from ..scoring.terms import Layers
+from ..uncertainty import Uncertainty
 from .base import LayerDetector, LayerOptions, RowMethod
-from .neighbours import QUERIES, Backend, LabelledPointMethod, center_of, deviation_of, squared_distances
+from .neighbours import QUERIES, Backend, PointMethod, center_of, deviation_of, squared_distances
 
 Kind = Literal["ratio", "gaussian"]
 Rule = Literal["scott", "silverman"]
 
 
-class KernelRatio(LabelledPointMethod):
-    """The share that points of other classes have in the local density.
+class LabelledPointMethod(PointMethod):
+    """A method that keeps training points with their classes."""
 
-    Args:
-        k: how many neighbours are looked at.
-        backend: see `NearestNeighbours`.
-        deviation: distances are divided by this; `fit` finds it. Files of version 0.1.0 have none: it was 1.
-    """
+    classes: Tensor
+
+    def __init__(self, k: int, backend: Backend = "torch") -> None:
+        super().__init__(k, backend)
+        self.register_buffer("classes", torch.zeros(0, dtype=torch.long, device="cpu"))
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows and their classes."""
+        assert y is not None
+        self.classes = y.clone()
+        return super().fit(z, y, features)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The method that `config` describes."""
+        method = super().from_config(config)
+        if method.index is not None:
+            method.classes = torch.zeros(len(method.index.points), dtype=torch.long, device="cpu")
+        return method
+
+    def check(self) -> None:
+        """Raise a ValueError where what was fitted cannot be."""
+        expect(self.classes >= 0, "a class is negative")
+
+
+class KernelRatio(LabelledPointMethod):
+    """The share that points of other classes have in the local density; distances are in units of `deviation`."""
 
     unit = "share"
 
@@ -46,18 +71,26 @@ class KernelRatio(LabelledPointMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The share at each row."""
-        away, near = self.searched.search(z, min(self.k + seen, len(self.classes)))
+        away, near = self.index.search(z, min(self.k + seen, len(self.classes)))
         away, near = away[:, int(seen) :], near[:, int(seen) :]
         share = (-away / self.deviation).softmax(1)  # exp(-‖z - z_j‖ / σ) over their sum, however far
         return (share * (self.classes[near] != prediction[:, None])).sum(1)
 
 
-class GaussianKernels(RowMethod):
-    """-log of the mean of Gaussian kernels around all points.
+class Disagreement(LabelledPointMethod):
+    """How many of the k nearest points are of another class than the one predicted."""
 
-    Args:
-        bandwidth: of the kernels, or a rule to find it.
-    """
+    unit = "neighbours"
+    smooth = False
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The count at each row."""
+        _, near = self.index.search(z, self.k)
+        return (self.classes[near] != prediction[:, None]).sum(1).double()
+
+
+class GaussianKernels(RowMethod):
+    """-log of the mean of Gaussian kernels around all points."""
 
     needs_classes = False
     points: Tensor
@@ -165,6 +198,104 @@ class KernelDensity(LayerDetector):
         ratio = KernelRatio(k, backend)
         method = ratio if how == "ratio" else GaussianKernels(bandwidth)
         super().__init__(model, layers, method, condition=condition, **options)
+
+
+class Credibility(LayerDetector):
+    r"""How little the prediction is supported by the nearest training data in all layers: deep k-nearest neighbours.
+
+    .. math::
+        \alpha(x, c) = \sum_\ell \#\{i \in \mathrm{kNN}_\ell(x) : y_i \neq c\}, \qquad
+        s(x) = 1 - \frac{1 + \#\{j : \alpha(x_j, y_j) \geq \alpha(x, \hat y)\}}{n + 1}
+
+    over n calibration inputs (x_j, y_j) that the network was not trained on: one minus the credibility of Papernot &
+    McDaniel (2018), which is in `u.p_value`. Two things differ. It is the network's prediction that is judged, not one
+    that the neighbours vote for; and the input itself is counted, 1 in n + 1. Counts are few, so many inputs tie.
+
+    Args:
+        model: any trained classifier.
+        layers: as for `LatentDensity`; the authors take all of them.
+        condition: the classes of training and calibration data are their labels, as published, or what the network
+            predicts for them.
+        k: neighbours per layer.
+        backend: of the search, as for `NearestNeighbours`.
+        options: see `LayerDetector`; `combine` has no effect, disagreeing neighbours of all layers are counted.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+        >>> loader = [(rows, model(rows).argmax(1)) for rows in x.split(100)]
+        >>> method = Credibility(model, ["0", "2"], k=10).fit(loader[:4], calibration=loader[4:])
+        >>> bool((0 <= method(x).epistemic).all())
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers,
+        *,
+        condition: Condition = "label",
+        k: int = 50,
+        backend: Backend = "torch",
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        names = [layers] if isinstance(layers, str) else list(layers)
+        options["combine"] = dict.fromkeys(names, 1.0)
+        super().__init__(model, layers, Disagreement(k, backend), condition=condition, **options)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the epistemic score."""
+        return "probability"
+
+    def fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+    ) -> Self:
+        """Fit as `Detector.fit`, to training data and to data that the network was not trained on."""
+        if holdout is None:
+            self._check(calibration)
+        return super().fit(loader, calibration, holdout=holdout)
+
+    def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
+        """Fit to features that `extract` gave, of this method or another."""
+        self._check(calibration)
+        return super().fit_features(features, calibration)
+
+    def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
+        """The score above which inputs are surprising from now on, as for `Detector`."""
+        fitted = self._fitted().alarm(false_alarm, confidence)
+        calibration, count = fitted.head.calibration, fitted.threshold
+        assert calibration is not None and count is not None
+        # A threshold of the score, which is one minus the p-value of the count.
+        known = calibration.scores
+        score = (1 - calibration.p_value(known.new_tensor([count], dtype=torch.float64))).to(known.dtype)
+        self._state = replace(fitted, threshold=float(score))
+        return float(score)
+
+    def _readings(self, unseen: Unseen, fitted: Fitted) -> Iterator[Reading]:
+        """Neighbours are counted that disagree with what is true, where classes are labels."""
+        return map(self._judged, super()._readings(unseen, fitted))
+
+    def _judged(self, reading: Reading) -> Reading:
+        assert isinstance(reading, Rows)
+        prediction = reading.prediction
+        judged = Classification().condition(prediction.value, reading.label, self.condition)
+        return replace(reading, prediction=prediction._replace(value=judged))
+
+    def _result(self, reading: Reading, fitted: Fitted) -> Uncertainty:
+        """One minus the credibility; the scores of a layer are how many neighbours disagree there."""
+        u = super()._result(reading, fitted)
+        assert u.p_value is not None
+        score = (1 - u.p_value).to(u.epistemic.dtype)
+        return replace(u, epistemic=score.masked_fill(u.epistemic.isposinf(), math.inf))
+
+    @staticmethod
+    def _check(calibration: object) -> None:
+        if calibration is None:
+            raise ValueError(
+                "credibility is a p-value against data that the network was not trained on: call "
+                "fit(train_loader, calibration=unseen_loader)."
+            )
 
 
 def find_bandwidth(z: Tensor, bandwidth: float | Rule) -> float:

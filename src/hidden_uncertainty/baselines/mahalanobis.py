@@ -1,20 +1,23 @@
-"""Distances to class means under one covariance: Lee et al. (2018), and relative to all data: Ren et al. (2021)."""
+"""One Gaussian per class: distances to their means (Lee et al. 2018, Ren et al. 2021), and their density."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, Unpack
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from ..density import GaussianMixture
 from ..density.gaussian.pooled import PooledGaussians
 from ..density.linalg import Shrinkage
-from ..extract import Features, Reading, Rows, Unseen
-from ..model.batches import Batch
+from ..extract import Features, Later, Reading, Rows, Unseen
+from ..latent import LatentDensity
+from ..model.batches import Batch, leaves
 from ..model.capture import Callback, lend, select
 from ..model.tasks import Condition
+from ..notes import deprecated
 from ..reduce import Reduction
 from ..scoring.head import Fitted
 from ..scoring.terms import Layers
@@ -23,12 +26,9 @@ from .base import LayerDetector, LayerOptions, RowMethod
 
 
 class MahalanobisDistance(RowMethod):
-    """The squared distance to the nearest mean, less that to the mean of all data where it is relative.
+    """The squared distance to the nearest class mean, less that to the mean of all data where there is a background.
 
-    Args:
-        classes: a mean per class, to be fitted.
-        background: the mean of all data, to be fitted; None where the distance is not relative.
-        epsilon: how far `Mahalanobis` moves inputs first; other detectors do not.
+    `epsilon` is how far `Mahalanobis` moves inputs first; other detectors do not.
     """
 
     unit = "squared deviations"
@@ -150,10 +150,10 @@ class Mahalanobis(LayerDetector):
             raise ValueError("epsilon moves inputs, which features no longer have: use loaders, or epsilon=0.")
 
     def _unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
-        return super()._unseen(loader, reductions) if self.epsilon == 0 else _Later(loader)
+        return super()._unseen(loader, reductions) if self.epsilon == 0 else Later(self.reader, loader, {})
 
     def _readings(self, unseen: Unseen, fitted: Fitted) -> Iterator[Reading]:
-        if not isinstance(unseen, _Later):
+        if not isinstance(unseen, Later) or self.epsilon == 0:
             yield from super()._readings(unseen, fitted)
             return
         for index, batch in enumerate(self.reader.batches(unseen.loader, "calibrating")):
@@ -178,9 +178,13 @@ class Mahalanobis(LayerDetector):
         `lend` lends the model; gradients are switched on inside it, and asked for inputs only, so that parameters
         get none.
         """
-        args, kwargs = [_leaf(value) for value in batch.args], {k: _leaf(v) for k, v in batch.kwargs.items()}
-        leaves = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad]
-        if not leaves:
+
+        def leaf(x: Tensor) -> Tensor:
+            return x.detach().clone().requires_grad_() if x.is_floating_point() else x.detach()
+
+        copied = replace(batch, label=None).map(leaf)
+        inputs = [x for x in leaves((copied.args, copied.kwargs), Tensor) if x.requires_grad]
+        if not inputs:
             raise TypeError("epsilon moves floating-point inputs, but the model is given none: use epsilon=0.")
         scores: dict[str, Tensor] = {}
 
@@ -200,30 +204,23 @@ class Mahalanobis(LayerDetector):
 
         @torch.enable_grad()
         def work(inner: nn.Module) -> None:
-            inner(*args, **kwargs)
+            inner(*copied.args, **copied.kwargs)
             for name in self.layers:
                 if name not in scores or not scores[name].requires_grad:
                     raise RuntimeError(
                         f"no gradient comes from layer {name!r} to the input, as when a model computes without "
                         "gradients by itself: use epsilon=0."
                     )
-                found = torch.autograd.grad(scores[name], leaves, retain_graph=True, allow_unused=True)
-                steps = {id(x): g for x, g in zip(leaves, found, strict=True) if g is not None}
-                moved[name] = replace(
-                    batch,
-                    args=tuple(self._step(value, steps) for value in args),
-                    kwargs={key: self._step(value, steps) for key, value in kwargs.items()},
-                )
+                found = torch.autograd.grad(scores[name], inputs, retain_graph=True, allow_unused=True)
+                steps = {id(x): g for x, g in zip(inputs, found, strict=True) if g is not None}
+                moved[name] = copied.map(lambda x, steps=steps: self._step(x, steps.get(id(x))))  # type: ignore[misc]
 
         lend(self.model, {name: tap(name) for name in self.layers}, work)
         return moved
 
-    def _step(self, value: Any, steps: dict[int, Tensor]) -> Any:
+    def _step(self, x: Tensor, gradient: Tensor | None) -> Tensor:
         """x - ε sign g; where there is no gradient, or NaN, x stays."""
-        gradient = steps.get(id(value))
-        if gradient is None:
-            return value.detach() if isinstance(value, Tensor) else value
-        return value.detach() - self.epsilon * gradient.nan_to_num(0.0).sign()
+        return x.detach() if gradient is None else x.detach() - self.epsilon * gradient.nan_to_num(0.0).sign()
 
 
 class RelativeMahalanobis(Mahalanobis):
@@ -244,16 +241,40 @@ class RelativeMahalanobis(Mahalanobis):
     relative = True
 
 
-@dataclass(frozen=True)
-class _Later:
-    """A loader that is read once the distances are fitted, which inputs are moved by."""
+def one_gaussian_per_class(
+    model: nn.Module,
+    layers: Layers,
+    *,
+    shrinkage: Shrinkage | Literal["auto"] | None = "auto",
+    ridge: float = 1e-6,
+    **options: Any,
+) -> LatentDensity:
+    r"""Deep deterministic uncertainty (DDU), post hoc: the density of one Gaussian per class.
 
-    loader: Iterable[Any]
+    .. math:: s(z) = -\log \sum_c p(c)\, \mathcal N(z \mid \mu_c, \Sigma_c)
 
-    def readings(self) -> Iterator[Reading]:
-        """There are none without a fit."""
-        raise NotImplementedError
+    After Mukhoti et al. (2021), for any network: theirs is trained with spectral normalisation. It is a `LatentDensity`
+    and has all of its methods. Its aleatoric score is h(ŷ | z), theirs the entropy of the softmax; and classes are
+    those predicted, where theirs are labels (`condition="label"`).
+
+    Args:
+        model: any trained classifier.
+        layers: as for `LatentDensity`.
+        shrinkage: of each class's covariance, as for `GaussianMixture`; theirs has none.
+        ridge: added to the diagonal of every covariance, as for `GaussianMixture`.
+        options: further arguments of `LatentDensity`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+        >>> detector = one_gaussian_per_class(model, "0", task="classification").fit(x.split(100))
+        >>> detector.densities["0"].components
+        1
+    """
+    return LatentDensity(model, layers, GaussianMixture(components=1, shrinkage=shrinkage, ridge=ridge), **options)
 
 
-def _leaf(value: Any) -> Any:
-    return value.detach().clone().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+def one_gaussian_a_class(*args: Any, **options: Any) -> LatentDensity:
+    """The name of `one_gaussian_per_class` in version 0.1.0."""
+    deprecated("one_gaussian_a_class", "one_gaussian_per_class")
+    return one_gaussian_per_class(*args, **options)

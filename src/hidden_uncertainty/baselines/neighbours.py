@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 
 from ..density.linalg import mean_square
 from ..extract import Features
-from ..io import expect, plain
+from ..io import plain
 from ..scoring.terms import Layers
-from .base import LayerDetector, LayerOptions, RowMethod
+from .base import LayerDetector, LayerOptions, RowMethod, import_backend
 
 Backend = Literal["torch", "faiss", "auto"]
 
@@ -24,12 +23,9 @@ CELLS = 1 << 20  # numbers of one block of differences: 8 MB
 
 
 def squared_distances(rows: Tensor, points: Tensor, center: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """‖x - p‖² of rows (r, d) to points (n, d) in float64, block by block: the first point's index, and (r, b).
+    """‖x - p‖² of rows x (r, d) to points p (n, d) in float64, block by block: the first point's index, and (r, b).
 
-    Args:
-        rows: x.
-        points: p.
-        center: a point (d,) amid them, so that squares do not drown what they differ by.
+    The center (d,) lies amid them, so that squares do not drown what they differ by.
     """
     rows = rows.double() - center
     own = rows.square().sum(1, keepdim=True)
@@ -96,7 +92,7 @@ class Index(nn.Module):
             backend = "faiss" if find_spec("faiss") is not None and self.points.device.type == "cpu" else "torch"
         if backend == "faiss" and self._built is None:
             self._deviation = deviation_of(self.points)
-            built = _import_faiss().IndexFlatL2(self.points.shape[1])
+            built = import_backend("faiss", "torch").IndexFlatL2(self.points.shape[1])
             built.add(((self.points.double() - self.center) / self._deviation).float().cpu().numpy())
             self._built = built
         return self._built
@@ -134,12 +130,7 @@ class Index(nn.Module):
 
 
 class PointMethod(RowMethod):
-    """A method that keeps training points to search.
-
-    Args:
-        k: how many neighbours are looked at.
-        backend: see `NearestNeighbours`.
-    """
+    """A method that keeps training points, to look at the k nearest of each row."""
 
     def __init__(self, k: int, backend: Backend = "torch") -> None:
         super().__init__()
@@ -149,15 +140,9 @@ class PointMethod(RowMethod):
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, not {backend!r}.")
         if backend == "faiss":
-            _import_faiss()
+            import_backend("faiss", "torch")
         self.k, self.backend = k, backend
-        self.index: Index | None = None
-
-    @property
-    def searched(self) -> Index:
-        """The points that are searched."""
-        assert self.index is not None
-        return self.index
+        self.index: Index = None  # type: ignore[assignment]  # until it is fitted
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Keep the rows."""
@@ -180,42 +165,8 @@ class PointMethod(RowMethod):
         return method
 
 
-class LabelledPointMethod(PointMethod):
-    """A method that keeps training points with their classes."""
-
-    classes: Tensor
-
-    def __init__(self, k: int, backend: Backend = "torch") -> None:
-        super().__init__(k, backend)
-        self.register_buffer("classes", torch.zeros(0, dtype=torch.long, device="cpu"))
-
-    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
-        """Keep the rows and their classes."""
-        assert y is not None
-        self.classes = y.clone()
-        return super().fit(z, y, features)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        method = super().from_config(config)
-        if method.index is not None:
-            method.classes = torch.zeros(len(method.index.points), dtype=torch.long, device="cpu")
-        return method
-
-    def check(self) -> None:
-        """Raise a ValueError where what was fitted cannot be."""
-        expect(self.classes >= 0, "a class is negative")
-
-
 class NeighbourDistance(PointMethod):
-    """The distance to the k-th nearest point.
-
-    Args:
-        k: which neighbour.
-        backend: see `NearestNeighbours`.
-        normalise: compare directions only.
-    """
+    """The distance to the k-th nearest point, of directions only where it is to `normalise`."""
 
     unit = "distance"
     needs_classes = False
@@ -230,8 +181,8 @@ class NeighbourDistance(PointMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The distance of each row."""
-        k = min(self.k + seen, len(self.searched.points))
-        return self.searched.search(self._prepared(z), k)[0][:, -1]
+        k = min(self.k + seen, len(self.index.points))
+        return self.index.search(self._prepared(z), k)[0][:, -1]
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -283,12 +234,3 @@ class NearestNeighbours(LayerDetector):
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__(model, layers, NeighbourDistance(k, backend, normalise=normalise), **options)
-
-
-def _import_faiss() -> Any:
-    try:
-        return importlib.import_module("faiss")
-    except ImportError as error:
-        raise ImportError(
-            "backend='faiss' needs faiss: pip install 'hidden-uncertainty[faiss]', or use backend='torch'."
-        ) from error

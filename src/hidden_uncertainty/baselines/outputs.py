@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from ..detector import Detector
-from ..extract import Features, Lattice, Pixels
-from ..model.batches import Adapter
+from ..extract import Features, Lattice
 from ..model.tasks import Classification, Task, TaskName, as_task
 from ..notes import warn
 from ..scoring.bayes import infer
 from ..scoring.terms import Method, Scores, Term
+from .base import Options, check_options
+
+
+class OutputOptions(Options, total=False):
+    """Arguments of all methods that look at outputs alone.
+
+    Args:
+        logits: classifiers return logits or log-probabilities; False when they return probabilities, as those that end
+            in a softmax or a sigmoid do.
+        task, output, pixels, unpack, progress: as for `Detector`.
+    """
+
+    logits: bool
 
 
 class OutputMethod(Method):
@@ -79,11 +91,7 @@ class ProbabilityMethod(OutputMethod):
 
 
 class EnergyMethod(OutputMethod):
-    """Free energy of the logits.
-
-    Args:
-        temperature: of the softmax.
-    """
+    """Free energy of the logits."""
 
     unit = "logits"
 
@@ -121,37 +129,19 @@ class OutputDetector(Detector):
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
         method: scores the logits.
-        logits: a classifier returns logits or log-probabilities; False when it returns probabilities, as one that ends
-            in a softmax or a sigmoid does.
-        task: `"classification"` or None.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-        pixels: for networks that predict for every pixel, as for `LatentDensity`.
-        unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
-        progress: show progress bars; None shows them on a terminal.
+        options: see `OutputOptions`; the task is `"classification"` or None.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        method: OutputMethod,
-        *,
-        logits: bool = True,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        pixels: Pixels | None = None,
-        unpack: Adapter | None = None,
-        progress: bool | None = None,
-        **unknown: Any,
-    ) -> None:
-        if unknown:
-            raise TypeError(f"{type(self).__name__} takes no argument {', '.join(map(repr, unknown))}.")
+    def __init__(self, model: nn.Module, method: OutputMethod, **options: Unpack[OutputOptions]) -> None:
+        check_options(self, options, OutputOptions)
+        task, output, logits = options.pop("task", None), options.pop("output", None), options.pop("logits", True)
         known = read_as(task, output, logits) or Classification(output, logits=logits)
         if not known.discrete:
             raise ValueError(
                 f"{type(self).__name__} compares the scores of classes, and a {known.name} network has none. Use "
                 "DeepEnsemble or MCDropout, or a method that looks at activations."
             )
-        super().__init__(model, [Term(method)], task=known, pixels=pixels, unpack=unpack, progress=progress)
+        super().__init__(model, [Term(method)], task=known, **options)  # type: ignore[misc]
 
 
 class SoftmaxEntropy(OutputDetector):
@@ -161,7 +151,7 @@ class SoftmaxEntropy(OutputDetector):
 
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
-        options: see `OutputDetector`; `logits=False` when the network returns probabilities.
+        options: see `OutputOptions`; `logits=False` when the network returns probabilities.
 
     Example:
         >>> u = SoftmaxEntropy(nn.Identity())(torch.tensor([[0.0, 0.0], [9.0, 0.0]]))
@@ -169,7 +159,7 @@ class SoftmaxEntropy(OutputDetector):
         tensor([0.6931, 0.0012])
     """
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
+    def __init__(self, model: nn.Module, **options: Unpack[OutputOptions]) -> None:
         super().__init__(model, EntropyMethod(), **options)
 
 
@@ -178,14 +168,14 @@ class MaxProbability(OutputDetector):
 
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
-        options: see `OutputDetector`; `logits=False` when the network returns probabilities.
+        options: see `OutputOptions`; `logits=False` when the network returns probabilities.
 
     Example:
         >>> MaxProbability(nn.Identity())(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).epistemic
         tensor([0.5000, 0.1192])
     """
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
+    def __init__(self, model: nn.Module, **options: Unpack[OutputOptions]) -> None:
         super().__init__(model, ProbabilityMethod(), **options)
 
 
@@ -198,14 +188,14 @@ class Energy(OutputDetector):
         model: any trained classifier that returns logits. Probabilities and log-probabilities do not do: they have
             lost their sum, which is what the energy is. A single logit z counts as (-z/2, z/2).
         temperature: T.
-        options: see `OutputDetector`, without `logits`.
+        options: see `OutputOptions`, without `logits`.
 
     Example:
         >>> Energy(nn.Identity())(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).epistemic
         tensor([-0.6931, -9.0001])
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float = 1.0, **options: Any) -> None:
+    def __init__(self, model: nn.Module, *, temperature: float = 1.0, **options: Unpack[OutputOptions]) -> None:
         if "logits" in options:
             raise TypeError("Energy takes no argument 'logits': it is for networks that return logits.")
         super().__init__(model, EnergyMethod(temperature), **options)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from ..model.tasks import Prediction, Regression
 from ..precision import gradients
 from ..scoring.terms import Term
 from ..uncertainty import LayerScores
-from .voting import AsRead, ScoringReader, fitted_to
+from .base import AsRead, ScoringReader, fitted_to, import_backend, single_input
 
 Backend = Literal["auto", "sklearn", "gpytorch"]
 Array = np.ndarray
@@ -32,19 +31,10 @@ class Estimate(NamedTuple):
     noise: Array | None  # variance of an observation around the function, (m,); None where the model has none
 
 
-class Process(Protocol):
-    """What both libraries are made to offer."""
-
-    model: Any  # of the library
-
-    def posterior(self, x: Array) -> Estimate:
-        """The posterior of the function at x (m, d)."""
-
-
 class Learned(NamedTuple):
     """What was fitted, replaced in one step."""
 
-    process: Process
+    process: _Sklearn | _Gpytorch
     inputs: tuple[Tensor, Tensor]  # their mean and deviation, (d,) each
     target: tuple[Tensor, Tensor]  # its mean and deviation
     dtype: torch.dtype  # of results
@@ -104,7 +94,7 @@ class GaussianProcess(Detector):
         if backend == "auto":
             backend = "gpytorch" if isinstance(kernel, nn.Module) else "sklearn"
         if backend == "gpytorch":
-            _import_gpytorch()
+            import_backend("gpytorch", "sklearn")
         self.kernel, self.backend, self.standardise = kernel, backend, standardise
         self.max_rows, self.restarts = max_rows, restarts
         build = partial(_Sklearn, kernel, restarts, seed) if backend == "sklearn" else partial(_Gpytorch, kernel)
@@ -130,21 +120,15 @@ class GaussianProcess(Detector):
             raise
 
 
-class ProcessReader(ScoringReader):
-    """Lets a Gaussian process score each batch.
+Build = Callable[[Tensor, Tensor], "_Sklearn | _Gpytorch"]  # fits a process to inputs and targets
 
-    Args:
-        build: fits a process to inputs and targets.
-        standardise: scale inputs and targets first.
-        max_rows: the most rows to fit to.
-        unpack: for loaders that give something else than `(x, y)`.
-    """
+
+class ProcessReader(ScoringReader):
+    """Lets a Gaussian process score each batch."""
 
     learns = True
 
-    def __init__(
-        self, build: Callable[[Tensor, Tensor], Process], *, standardise: bool, max_rows: int, unpack: Adapter | None
-    ) -> None:
+    def __init__(self, build: Build, *, standardise: bool, max_rows: int, unpack: Adapter | None) -> None:
         # An identity has no device and leaves inputs where they are.
         super().__init__(nn.Identity(), task=Regression(), output=None, unpack=unpack)
         self.build, self.standardise, self.max_rows = build, standardise, max_rows
@@ -215,7 +199,7 @@ class _Gpytorch:
     """An exact process: Cholesky only, because gpytorch's faster solvers draw from the global generator."""
 
     def __init__(self, kernel: Any, x: Tensor, y: Tensor) -> None:
-        gpytorch = _import_gpytorch()
+        gpytorch = import_backend("gpytorch", "sklearn")
         likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
         if kernel is None:
             kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
@@ -255,9 +239,8 @@ class _Gpytorch:
 
 
 def _input(batch: Batch) -> Tensor:
-    if len(batch.args) != 1 or batch.kwargs or not isinstance(batch.args[0], Tensor):
-        raise TypeError(f"a Gaussian process takes one tensor, not {len(batch.args)} and {list(batch.kwargs)}.")
-    return batch.args[0].detach().flatten(1) if batch.args[0].dim() > 1 else batch.args[0].detach()[:, None]
+    x = single_input(batch, "a Gaussian process takes").detach()
+    return x.flatten(1) if x.dim() > 1 else x[:, None]
 
 
 def _target(batch: Batch) -> Tensor:
@@ -277,12 +260,3 @@ def _scale(values: Tensor, standardise: bool) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(values[0]), torch.ones_like(values[0])
     deviation = values.std(0, correction=0)
     return values.mean(0), torch.where(deviation > 0, deviation, 1.0)
-
-
-def _import_gpytorch() -> Any:
-    try:
-        return importlib.import_module("gpytorch")
-    except ImportError as error:
-        raise ImportError(
-            "backend='gpytorch' needs gpytorch: pip install 'hidden-uncertainty[gpytorch]', or use backend='sklearn'."
-        ) from error

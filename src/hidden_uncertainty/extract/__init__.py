@@ -3,7 +3,7 @@
 from .extractor import OUTPUTS, AsIs, Extractor, Reader, Source
 from .features import Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
 from .grid import Grid
-from .pixel_extractor import PixelExtractor, label_maps
+from .pixel_extractor import Later, PixelExtractor, label_maps
 from .pixels import Pixels
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Extractor",
     "Features",
     "Grid",
+    "Later",
     "Lattice",
     "PixelExtractor",
     "Pixels",

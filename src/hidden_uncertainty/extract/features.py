@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +40,13 @@ class Lattice(NamedTuple):
         return Lattice(self.places.to(device), rows, columns)
 
 
+def rows_of(values: Any, which: slice | Tensor) -> Any:
+    """Some rows of a tensor, wherever it is; of None, None."""
+    if values is None:
+        return None
+    return values[which.to(values.device) if isinstance(which, Tensor) else which]
+
+
 class Row(NamedTuple):
     """Some rows of one term, ready to be scored."""
 
@@ -48,52 +55,53 @@ class Row(NamedTuple):
     prediction: Tensor  # (m,), or (m, q)
 
 
-class Reading(Protocol):
-    """Predictions of a batch, and what each term reads of it as rows."""
+class Reading:
+    """What one batch gave: predictions, and what each term reads as rows; by default, inputs are one row each.
 
-    @property
-    def prediction(self) -> Prediction:
-        """What the network predicts, in the shape of the scores."""
+    Rows of what is unusable hold zeros. They are scored as surprising, and refused in a fit and a calibration.
+    """
 
-    @property
-    def label(self) -> Tensor | None:
-        """What is true, in the same shape, where it is known."""
+    prediction: Prediction  # what the network predicts, in the shape of the scores
+    label: Tensor | None  # what is true, in the same shape, where it is known
+    unusable: Tensor | None  # inputs (n,) or pixels (n, H, W) that the network gave NaN or infinity for, if any
+    scores: Mapping[str, LayerScores] | None  # of each term, where they come with it: nothing is left to score
 
-    @property
-    def unusable(self) -> Tensor | None:
-        """Which inputs, (n,), or pixels, (n, H, W), the network gave NaN or infinity for; None where there are none.
+    def __getitem__(self, which: Tensor) -> Self:
+        """Some of the inputs, by a mask (n,)."""
+        value, classes, variance = self.prediction
+        return replace(  # type: ignore[type-var]  # readings are dataclasses
+            self,
+            prediction=Prediction(rows_of(value, which), classes, rows_of(variance, which)),
+            label=rows_of(self.label, which),
+            unusable=rows_of(self.unusable, which),
+            scores=None if self.scores is None else {name: some[which] for name, some in self.scores.items()},
+            **self._read_of(which),
+        )
 
-        Their rows hold zeros instead. They are scored as surprising, and refused in a fit and a calibration.
-        """
-
-    @property
-    def scores(self) -> Mapping[str, LayerScores] | None:
-        """Scores of each term, where the reading comes with them: there is nothing left to score."""
+    def _read_of(self, which: Tensor) -> dict[str, Any]:
+        """What terms read of some inputs."""
+        raise NotImplementedError
 
     def rows(self, name: str) -> Iterator[Row]:
         """All rows of a term, some at a time."""
+        raise NotImplementedError
 
     def lattice(self, name: str) -> Lattice | None:
         """What all rows of a term are interpolated from; None where they are not, or where z is no linear map."""
+        return None
 
     def shaped(self, scores: LayerScores) -> LayerScores:
         """Scores of all rows, in the shape of the predictions."""
+        return scores
 
     def of_inputs(self, scores: Tensor) -> Tensor:
         """One score per input, (n,): inputs are exchangeable where their pixels are not."""
+        return scores
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """A reading of inputs that are one row each.
-
-    Args:
-        prediction: of the batch.
-        reduced: what each term reads (n, d), with its residuals (n,).
-        label: what is true, where it is known.
-        scores: of each term, where they come with it.
-        unusable: which inputs the network gave NaN or infinity for, (n,).
-    """
+class Rows(Reading):
+    """A reading of inputs that are one row each: what each term reads (n, d), with its residuals (n,)."""
 
     prediction: Prediction
     reduced: Mapping[str, tuple[Tensor, Tensor | None]]
@@ -106,17 +114,8 @@ class Rows:
         value = self.prediction.value
         yield Row(*self.reduced[name], value if self.unusable is None else value.nan_to_num(0.0, 0.0, 0.0))
 
-    def lattice(self, name: str) -> Lattice | None:
-        """Rows are not interpolated."""
-        return None
-
-    def shaped(self, scores: LayerScores) -> LayerScores:
-        """The scores as they are."""
-        return scores
-
-    def of_inputs(self, scores: Tensor) -> Tensor:
-        """The scores as they are."""
-        return scores
+    def _read_of(self, which: Tensor) -> dict[str, Any]:
+        return {"reduced": {name: tuple(rows_of(part, which) for part in pair) for name, pair in self.reduced.items()}}
 
 
 class Unseen(Protocol):
@@ -164,22 +163,15 @@ class Features:
     def __len__(self) -> int:
         return len(self.prediction)
 
-    def __getitem__(self, index: slice | Tensor) -> Self:
+    def __getitem__(self, which: slice | Tensor) -> Self:
         """Some of the inputs: a slice, a mask or a tensor of indices."""
-
-        def rows(values: Tensor) -> Tensor:
-            return values[index.to(values.device) if isinstance(index, Tensor) else index]
-
-        def some(values: Tensor | None) -> Tensor | None:
-            return None if values is None else rows(values)
-
         return replace(
             self,
-            z={name: rows(values) for name, values in self.z.items()},
-            residual={name: some(values) for name, values in self.residual.items()},
-            prediction=rows(self.prediction),
-            label=some(self.label),
-            variance=some(self.variance),
+            z={name: rows_of(values, which) for name, values in self.z.items()},
+            residual={name: rows_of(values, which) for name, values in self.residual.items()},
+            prediction=rows_of(self.prediction, which),
+            label=rows_of(self.label, which),
+            variance=rows_of(self.variance, which),
         )
 
     def condition(self, condition: Condition) -> Tensor:

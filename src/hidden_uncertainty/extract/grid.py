@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn.functional import pad
 from ..model.tasks import Condition, Prediction
 from ..reduce import Reduction
 from ..uncertainty import LayerScores
-from .features import Axis, Lattice, Row
+from .features import Axis, Lattice, Reading, Row, rows_of
 from .pixels import Pixels
 
 Size = tuple[int, int]
@@ -87,9 +88,9 @@ class LatentMap:
         return Lattice(self.maps, self.rows, self.columns)
 
     def take(self, images: Tensor) -> LatentMap:
-        """Some images of the batch, (k,)."""
+        """Some images of the batch, by a mask (n,)."""
         some = copy.copy(self)
-        some.maps = self.maps[images.to(self.maps.device)]
+        some.maps = rows_of(self.maps, images)
         return some
 
     def at(self, image: int, pixels: Tensor) -> Tensor:
@@ -116,43 +117,31 @@ class LatentMap:
         """Vectors at all pixels of some rows of some images: (images·rows·W, C·k²), in at least float32."""
         parts = []
         for a in range(self.patch):
-            rows = self._rows(self.maps[images], start, stop, a)  # (images, rows, w, C)
+            rows = self._along(1, self.maps[images], self.rows, start, stop, a)  # (images, rows, w, C)
             for b in range(self.patch):
-                parts.append(self._columns(rows, b).flatten(0, 2))
+                parts.append(self._along(2, rows, self.columns, 0, self.size[1], b).flatten(0, 2))
         return self._stack(parts)
 
-    def _rows(self, maps: Tensor, start: int, stop: int, shift: int) -> Tensor:
+    def _along(self, dim: int, maps: Tensor, along: Axis, start: int, stop: int, shift: int) -> Tensor:
+        """Maps (n, h, w, C) at some pixels along one dimension, between places that are shifted."""
         if self.aligned:
-            return _single(maps[:, start + shift : stop + shift])
-        low, high, share = (part[start:stop] for part in self.rows)
-        return torch.lerp(
-            _single(maps.index_select(1, low + shift)),
-            _single(maps.index_select(1, high + shift)),
-            share[:, None, None],
-        )
-
-    def _columns(self, rows: Tensor, shift: int) -> Tensor:
-        if self.aligned:
-            return rows[:, :, shift : shift + self.size[1]]
-        low, high, share = self.columns
-        return torch.lerp(rows.index_select(2, low + shift), rows.index_select(2, high + shift), share[:, None])
+            return _single(maps.narrow(dim, start + shift, stop - start))
+        low, high, share = (part[start:stop] for part in along)
+        before, after = (_single(maps.index_select(dim, places + shift)) for places in (low, high))
+        return torch.lerp(before, after, share.reshape(-1, *[1] * (3 - dim)))
 
     def _stack(self, parts: list[Tensor]) -> Tensor:
         return parts[0] if self.patch == 1 else torch.stack(parts, dim=2).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Grid(Reading):
     """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size.
 
     Args:
-        prediction: (n, H, W).
         latents: the maps that each term reads.
         pixels: how they are treated.
-        label: (n, H, W), where it is known.
         reductions: from each term's vectors to z.
-        scores: of each term, where they come with it.
-        unusable: which pixels the network gave NaN or infinity for, (n, H, W).
     """
 
     prediction: Prediction
@@ -163,21 +152,8 @@ class Grid:
     scores: Mapping[str, LayerScores] | None = None
     unusable: Tensor | None = None
 
-    def __getitem__(self, images: Tensor) -> Grid:
-        """Some of the images, by a mask (n,)."""
-        images = images.nonzero()[:, 0]
-
-        def some(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[images.to(values.device)]
-
-        value, classes, variance = self.prediction
-        return replace(
-            self,
-            prediction=Prediction(value[images.to(value.device)], classes, some(variance)),
-            latents={name: latent.take(images) for name, latent in self.latents.items()},
-            label=some(self.label),
-            unusable=some(self.unusable),
-        )
+    def _read_of(self, which: Tensor) -> dict[str, Any]:
+        return {"latents": {name: latent.take(which) for name, latent in self.latents.items()}}
 
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""

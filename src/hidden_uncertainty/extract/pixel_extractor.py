@@ -13,38 +13,37 @@ from torch import Tensor
 from ..model.batches import Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
-from .extractor import Extractor, Read, chosen, lowest
-from .features import Features, Population
+from .extractor import Extractor, Read, Reader, chosen, lowest
+from .features import Features, Population, Reading
 from .grid import Grid, LatentMap, nearest
-from .pixels import Pixels
-from .sample import Sampler
+from .pixels import Pixels, Sampler
 
 ROWS = 1 << 14  # reduced at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Images to calibrate with, read when they are asked for: all of a loader's, or those that were set apart.
+class Later:
+    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart.
 
     Args:
-        extractor: reads them.
+        reader: reads them.
         loader: gives them.
-        reductions: from each term's vectors to z.
+        reductions: from what each term reads to z.
         holdout: the share that was set apart; None takes all.
     """
 
-    extractor: PixelExtractor
+    reader: Reader
     loader: Iterable[Any]
     reductions: Mapping[str, Reduction]
     holdout: float | None = None
 
-    def readings(self) -> Iterator[Grid]:
-        """Their pixels, batch by batch."""
-        for index, batch in enumerate(self.extractor.batches(self.loader, "calibrating")):
+    def readings(self) -> Iterator[Reading]:
+        """Their readings, batch by batch."""
+        for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
             apart = None if self.holdout is None else chosen(batch, self.holdout)
             if apart is None or bool(apart.any()):
-                grid = self.extractor.reading(batch, self.reductions, index, labels=True)
-                yield grid if apart is None else grid[apart]
+                reading = self.reader.reading(batch, self.reductions, index, labels=True)
+                yield reading if apart is None else reading[apart]
 
 
 class PixelExtractor(Extractor):
@@ -70,7 +69,7 @@ class PixelExtractor(Extractor):
             if source.layer is None and pixels.resolution == "latent":
                 raise ValueError("resolution='latent' is the grid of a layer; outputs have their own: leave it out.")
 
-    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features, Images]:
+    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features, Later]:
         """Draw pixels of a loader and fit the reductions to them; images set apart come second, not yet read."""
         if holdout:
             require_repeatable(loader, 2)
@@ -80,30 +79,29 @@ class PixelExtractor(Extractor):
         for name, fit in fits.items():
             _fit_reduction(fit, rows[f"z {name}"])
         reductions = self._reductions(fits)
-        return self._features(sampler, rows, population, reductions), Images(self, loader, reductions, holdout)
+        return self._features(sampler, rows, population, reductions), Later(self, loader, reductions, holdout)
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Draw pixels of a loader, with reductions that were fitted before."""
         sampler = self._draw(loader, 0.0)
         return self._features(sampler, *sampler.drawn(), reductions)
 
-    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Images:
+    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Later:
         """All images of a loader."""
-        return Images(self, loader, reductions)
+        return Later(self, loader, reductions)
 
     def reading(  # type: ignore[override]  # a grid instead of rows
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Grid:
         """Run the network on one batch: all pixels of its images."""
-        grid = self._grid(batch, reductions, index, strict=labels)
-        label = label_maps(batch.label, grid.prediction.value) if labels else None
-        return replace(grid, reductions=reductions, label=label)
+        return replace(self._grid(batch, reductions, index, labels=labels), reductions=reductions)
 
-    def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, strict: bool) -> Grid:
+    def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, labels: bool) -> Grid:
         copies = {name: _copier(name, self.sources[name].reduce.how) for name in names}
-        _, prediction, maps, unusable = self._read(batch, copies, index, strict=strict)
+        _, prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
         latents = {name: self._latent(values, name, prediction) for name, values in maps.items()}
-        return Grid(prediction, latents, self.pixels, unusable=unusable)
+        label = label_maps(batch.label, prediction.value) if labels else None
+        return Grid(prediction, latents, self.pixels, label, unusable=unusable)
 
     def _latent(self, maps: Tensor, name: str, prediction: Prediction) -> LatentMap:
         height, width = prediction.value.shape[1:]
@@ -131,8 +129,7 @@ class PixelExtractor(Extractor):
             # Before the network runs, which may write into its inputs.
             digests = batch.digests()
             apart = lowest(digests, holdout)
-            grid = self._grid(batch, self.sources, index, strict=True)
-            grid = replace(grid, label=label_maps(batch.label, grid.prediction.value))
+            grid = self._grid(batch, self.sources, index, labels=True)
             if sampler is None:
                 assert self.task is not None
                 sampler = Sampler(self.pixels, self.task, grid.prediction.classes, seed=self.seed)

@@ -36,19 +36,13 @@ def as_real(values: Tensor, *, copy: bool = True) -> Tensor:
 
 
 def as_numbers(values: Tensor) -> Tensor:
-    """The output of a regression network as (n, q), a copy in at least float32."""
+    """The output of a regression network as (n, q)."""
     if values.dim() > 2:
         raise ValueError(
             f"a regression network's output is (n,) or (n, numbers), but the network gave {show(values)}. If it "
             "predicts one for every pixel, pass pixels=Pixels(); if it has several outputs, choose one with output=."
         )
-    values = as_real(values)
     return values[:, None] if values.dim() == 1 else values
-
-
-def as_number_maps(values: Tensor) -> Tensor:
-    """The output of a network that predicts a number per pixel as (n, q, H, W), a copy in at least float32."""
-    return as_real(as_maps(values))
 
 
 def as_maps(values: Tensor) -> Tensor:

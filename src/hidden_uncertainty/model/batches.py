@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from ..progress import count as count
+
 Adapter = Callable[[Any], Any]
 """Turns what the user's loader gives into `(inputs, label)`; inputs are a tensor, a tuple (positional) or a dict
 (keyword), the label a tensor or `None`."""
@@ -45,7 +47,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Count the samples: the leading size of the first tensor."""
-        first = next(_tensors((self.args, self.kwargs)), None)
+        first = next(leaves((self.args, self.kwargs), Tensor), None)
         if first is None:
             raise TypeError("there is no tensor among the inputs; the first dimension of one must count the samples")
         return first.shape[0]
@@ -53,17 +55,17 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         """Return some samples: of every tensor with one row per sample, these rows."""
         n = len(self)
-        return self._map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
+        return self.map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with all its tensors on a device."""
         device = torch.device(device)
         # Towards the host a copy that does not block may be read before it is complete.
-        return self._map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
     def clone(self) -> Batch:
         """Return the batch with copies of all its tensors, for networks that write into their inputs."""
-        return self._map(torch.clone)
+        return self.map(torch.clone)
 
     def digests(self) -> np.ndarray:
         """Hash each sample's inputs to 64 bits, the same wherever in whatever batch on whatever device it comes.
@@ -74,7 +76,7 @@ class Batch:
         inputs = (*self.args, *(self.kwargs[key] for key in sorted(self.kwargs)))
         rows = [
             tensor.detach().cpu().reshape(n, math.prod(tensor.shape[1:])).contiguous().view(torch.uint8).numpy()
-            for tensor in _tensors(inputs)
+            for tensor in leaves(inputs, Tensor)
             if tensor.ndim > 0 and tensor.shape[0] == n and tensor.numel() > 0
         ]
         digests = np.empty(n, dtype=np.uint64)
@@ -87,7 +89,8 @@ class Batch:
             digests[i] = int.from_bytes(digest.digest(), "little")
         return digests
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with all its tensors changed."""
         return Batch(_changed(self.args, change), _changed(self.kwargs, change), _changed(self.label, change))
 
 
@@ -120,9 +123,13 @@ def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
         raise TypeError(f"a batch is x, (x, y) or a dict, but the loader gave {_kind(batch)}. {_HELP}")
     inputs, label = items if len(items) == 2 else (items[0], None)
     if isinstance(inputs, Mapping):
-        inputs, inner = _without_label(inputs)
+        keys = [key for key in ("labels", "label") if key in inputs]
+        if len(keys) > 1:
+            raise ValueError(f"the batch has both 'labels' and 'label'. {_HELP}")
+        inner = inputs[keys[0]] if keys else None
         if inner is not None and label is not None:
             raise ValueError(f"the batch has a label beside its inputs and another among them. {_HELP}")
+        inputs = {key: part for key, part in inputs.items() if key not in keys}
         label = inner if label is None else label
     return _built(inputs, label)
 
@@ -131,11 +138,6 @@ def batches(
     loader: Iterable[Any], adapter: Adapter | None = None, device: torch.device | str | None = None
 ) -> Iterator[Batch]:
     """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others.
-
-    Args:
-        loader: any iterable of batches.
-        adapter: see `unpack`.
-        device: where to; `None` leaves the tensors where they are.
 
     Example:
         >>> [len(batch) for batch in batches([torch.zeros(3, 4), torch.zeros(2, 4)])]
@@ -161,41 +163,13 @@ def batches(
         yield last if device is None else last.to(device)
 
 
-def count(loader: Iterable[Any]) -> int | None:
-    """How many batches a loader gives, where it knows.
-
-    Example:
-        >>> count([torch.zeros(3, 4)]), count(iter([torch.zeros(3, 4)]))
-        (1, None)
-    """
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # what loaders over streams raise
-        return None
-
-
 def require_repeatable(loader: Iterable[Any], passes: int) -> None:
-    """Raise if a loader that can be read only once has to be read several times.
-
-    Args:
-        loader: any iterable of batches.
-        passes: how often it will be read.
-
-    Example:
-        >>> require_repeatable([torch.zeros(3, 4)], passes=2)
-    """
+    """Raise if a loader that can be read only once has to be read several times."""
     if passes > 1 and isinstance(loader, Iterator):
         raise TypeError(
             f"the loader is a {type(loader).__name__}, which can be read only once, but {passes} passes are needed: "
             "pass a DataLoader or a list"
         )
-
-
-def _without_label(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    keys = [key for key in ("labels", "label") if key in batch]
-    if len(keys) > 1:
-        raise ValueError(f"the batch has both 'labels' and 'label'. {_HELP}")
-    return {key: value for key, value in batch.items() if key not in keys}, batch[keys[0]] if keys else None
 
 
 def _built(inputs: Any, label: Any) -> Batch:
@@ -212,7 +186,7 @@ def _built(inputs: Any, label: Any) -> Batch:
     for key, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, np.ndarray):
             raise TypeError(f"input {key!r} is {_kind(value)}; give tensors, for instance with torch.from_numpy")
-    first = next(_tensors((args, kwargs)), None)
+    first = next(leaves((args, kwargs), Tensor), None)
     if first is None:
         raise TypeError(f"the loader gave {_kind(inputs)} without a tensor among the inputs. {_HELP}")
     if first.ndim == 0:
@@ -238,15 +212,13 @@ def _label(label: Any, n: int) -> Tensor:
     return tensor
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
+def leaves(value: Any, kind: type = object) -> Iterator[Any]:
+    """All of one kind that is in tuples, lists and mappings, however nested."""
+    if isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves(part, kind)
+    elif isinstance(value, kind):
         yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

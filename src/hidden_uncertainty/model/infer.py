@@ -30,14 +30,11 @@ def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, p
     scores = tensor_of(output, select)
     if several_labels(scores, label):
         raise ValueError(f"{SEVERAL} If they are numbers, pass task='regression'.")
-    numbers, classes = _may_be_pixels(scores, label) if pixels else _may_be(scores, label)
+    numbers, classes = _certainly(scores, label, pixels)
     if numbers != classes:
         return Regression(select) if numbers else Classification(select)
-    hint = (
-        " If it predicts for every pixel, (n, C, H, W), pass pixels=Pixels() too."
-        if scores.dim() > 3 and not pixels
-        else ""
-    )
+    maps = scores.dim() > 3 and not pixels
+    hint = " If it predicts for every pixel, (n, C, H, W), pass pixels=Pixels() too." if maps else ""
     with_labels = "without labels" if label is None else f"with labels {show(label)} of {label.dtype}"
     raise ValueError(
         f"an output of {show(scores)} {with_labels} does not say what the network predicts. "
@@ -47,33 +44,20 @@ def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, p
 
 
 def several_labels(scores: Tensor, label: Tensor | None) -> bool:
-    """Whether labels of the shape of an output (n, C) mark several classes of an input, or none.
-
-    Example:
-        >>> several_labels(torch.randn(2, 3), torch.tensor([[1, 0, 1], [0, 0, 1]]))
-        True
-    """
+    """Whether labels of the shape of an output (n, C) mark several classes of an input, or none."""
     if label is None or label.dim() != 2 or label.shape[1] < 2 or label.shape != scores.shape:
         return False
     return bool(((label == 0) | (label == 1)).all()) and bool((label.sum(1) != 1).any())
 
 
 def check_task(task: Task, output: Any, label: Tensor | None) -> None:
-    """Raise where labels say that an input has several classes, which a classifier's one prediction cannot tell.
-
-    Example:
-        >>> check_task(Classification(), torch.randn(2, 3), torch.tensor([0, 2]))
-    """
+    """Raise where labels say that an input has several classes, which a classifier's one prediction cannot tell."""
     if task.discrete and label is not None and several_labels(tensor_of(output, task.output), label):
         raise ValueError(SEVERAL)
 
 
 def warn_of_others(task: Task, output: Any) -> None:
-    """Warn where a network that predicts numbers returned further tensors of their shape, which are not read.
-
-    Example:
-        >>> warn_of_others(Regression(0), (torch.zeros(3, 1), torch.ones(3, 1)))
-    """
+    """Warn where a network that predicts numbers returned further tensors of their shape, which are not read."""
     if not isinstance(task, Regression) or task.output is not None or task.spread is not None:
         return
     parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple | list) else []
@@ -85,24 +69,17 @@ def warn_of_others(task: Task, output: Any) -> None:
         )
 
 
-def _may_be(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:
-    """Whether an output (n, ...) is certainly numbers, and whether it is certainly scores of classes."""
-    classes = scores.shape[1] if scores.dim() == 2 else 0
+def _certainly(scores: Tensor, label: Tensor | None, pixels: bool) -> tuple[bool, bool]:
+    """Whether an output is certainly numbers, and whether it is certainly scores of classes, of inputs or of pixels."""
+    classes = as_maps(scores).shape[1] if pixels else scores.shape[1] if scores.dim() == 2 else 0
     if label is None:
         return False, classes >= 3
     if label.is_floating_point():
-        return scores.dim() <= 2 and scores.numel() == label.numel() and not _of_classes(label), False
+        alike = classes == 1 if pixels else scores.dim() <= 2 and scores.numel() == label.numel()
+        return alike and not _of_classes(label), False
+    if pixels:  # whose labels may have values to ignore
+        return False, classes >= 2
     return False, label.dim() == 1 and classes >= 2 and int(label.min()) >= 0 and int(label.max()) < classes
-
-
-def _may_be_pixels(scores: Tensor, label: Tensor | None) -> tuple[bool, bool]:
-    """The same of an output (n, C, H, W) or (n, H, W), whose labels may have values to ignore."""
-    channels = as_maps(scores).shape[1]
-    if label is None:
-        return False, channels >= 3
-    if label.is_floating_point():
-        return channels == 1 and not _of_classes(label), False
-    return False, channels >= 2
 
 
 def _of_classes(label: Tensor) -> bool:

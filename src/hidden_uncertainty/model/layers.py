@@ -26,10 +26,6 @@ class LayerInfo:
         width: dimensions per sample when flattened, or `None` when there is no tensor with one row per sample.
         calls: how often it was called; only a layer called once can be chosen.
         depth: how deep it lies, 0 for the model itself.
-
-    Example:
-        >>> LayerInfo("conv", "Conv2d", "n×8×4×4", 128, calls=1, depth=1).width
-        128
     """
 
     name: str
@@ -43,9 +39,6 @@ class LayerInfo:
 class LayerTree:
     """The layers of a model in the order they are registered: printable, iterable, and indexable by name.
 
-    Args:
-        entries: one for each layer.
-
     Example:
         >>> tree = layers(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(3, 4), show=False)
         >>> tree["1"].kind, [entry.name for entry in tree if entry.width == 8]
@@ -56,15 +49,12 @@ class LayerTree:
         self.entries = entries
 
     def __iter__(self) -> Iterator[LayerInfo]:
-        """Iterate over the layers."""
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """Count the layers."""
         return len(self.entries)
 
     def __getitem__(self, name: str) -> LayerInfo:
-        """Return the layer of that name."""
         for entry in self.entries:
             if entry.name == name:
                 return entry
@@ -72,11 +62,9 @@ class LayerTree:
         raise KeyError(f"layer {name!r} is not listed; nearest names: {', '.join(map(repr, near))}")
 
     def __repr__(self) -> str:
-        """Say how many layers there are."""
         return f"LayerTree({len(self)} layers)"
 
     def __str__(self) -> str:
-        """Write one line per layer."""
         rows = [("layer", "type", "output", "width", "")]
         for entry in self.entries:
             name = "  " * entry.depth + (entry.name or '""')
@@ -90,13 +78,7 @@ class LayerTree:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def layers(
-    model: nn.Module,
-    example: Any,
-    *,
-    depth: int | None = None,
-    show: bool = True,
-) -> LayerTree:
+def layers(model: nn.Module, example: Any, *, depth: int | None = None, show: bool = True) -> LayerTree:
     """List the layers of a model by running it once on an example, which leaves the model as it is.
 
     Args:

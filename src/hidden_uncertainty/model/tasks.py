@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ._outputs import as_maps, as_number_maps, as_numbers, as_real, finite, resized, show, squeezed, tensor_of
+from ._outputs import as_maps, as_numbers, as_real, finite, resized, show, squeezed, tensor_of
 
 TaskName = Literal["classification", "regression"]
 Condition = Literal["prediction", "label"]
@@ -50,7 +50,7 @@ class Task(ABC):
         """The output itself as numbers per input, (n, C), a copy in at least float32."""
 
     @abstractmethod
-    def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
+    def score_maps(self, output: Any) -> Tensor:
         """The output itself as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory.
 
         Predictions and `scores` never do.
@@ -62,13 +62,7 @@ class Task(ABC):
 
     @abstractmethod
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
-        """What densities are conditioned on: the predictions, or the labels in their shape; an error if they cannot be.
-
-        Args:
-            prediction: what the network predicts.
-            label: what is true, where the loader gives it.
-            condition: which of them is asked for.
-        """
+        """What densities are conditioned on: the predictions, or the labels in their shape; an error without these."""
 
     @abstractmethod
     def describe(self, prediction: Prediction) -> str:
@@ -87,7 +81,7 @@ class Classification(Task):
     """The output holds one score per class, (n, C), and the prediction is the class with the largest.
 
     A single column, (n, 1) or (n,), is the logit of the second of two classes. Networks that predict a class per pixel
-    give (n, C, H, W).
+    give (n, C, H, W), or such logits (n, 1, H, W) or (n, H, W).
 
     Args:
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
@@ -119,12 +113,7 @@ class Classification(Task):
         return self._largest(scores)
 
     def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
-        """The class of each pixel, (n, H, W).
-
-        Args:
-            output: scores (n, C, H, W), or the logits of the second of two classes, (n, 1, H, W) or (n, H, W).
-            size: a grid to interpolate the scores to first.
-        """
+        """The class of each pixel, (n, H, W), of the output's grid or one that its scores are interpolated to."""
         return self._largest(resized(as_maps(tensor_of(output, self.output)), size))
 
     def scores(self, output: Any) -> Tensor:
@@ -132,9 +121,9 @@ class Classification(Task):
         scores = tensor_of(output, self.output)
         return self._log_scores(as_real(scores[:, None] if scores.dim() == 1 else scores))
 
-    def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
+    def score_maps(self, output: Any) -> Tensor:
         """Logits or log-probabilities of all classes at each pixel, (n, C, H, W)."""
-        return self._log_scores(resized(as_real(as_maps(tensor_of(output, self.output)), copy=False), size))
+        return self._log_scores(as_real(as_maps(tensor_of(output, self.output)), copy=False))
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
@@ -147,7 +136,8 @@ class Classification(Task):
         if prediction.value.dim() == 3:
             height, width = prediction.value.shape[1:]
             scores = resized(as_maps(scores), (height, width))
-        return _some(~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite())
+        wrong = ~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite()
+        return wrong if bool(wrong.any()) else None
 
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
         """The class of each input, (n,)."""
@@ -214,11 +204,7 @@ class Regression(Task):
     discrete = False
 
     def __init__(
-        self,
-        output: int | str | None = None,
-        *,
-        spread: int | str | None = None,
-        spread_is: Spread = "variance",
+        self, output: int | str | None = None, *, spread: int | str | None = None, spread_is: Spread = "variance"
     ) -> None:
         if spread_is not in get_args(Spread):
             raise ValueError(f"spread_is must be one of {get_args(Spread)}, not {spread_is!r}.")
@@ -233,13 +219,8 @@ class Regression(Task):
         return Prediction(squeezed(values), variance=None if spread is None else squeezed(self._variance(spread)))
 
     def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
-        """The number of each pixel, (n, H, W), and the network's own variance of it.
-
-        Args:
-            output: (n, 1, H, W) or (n, H, W).
-            size: a grid to interpolate to.
-        """
-        values, spread = self._read(output, as_number_maps)
+        """The number of each pixel, (n, H, W), and the network's own variance of it."""
+        values, spread = self._read(output, as_maps)
         if values.shape[1] != 1:
             raise ValueError(
                 f"a number per pixel is (n, 1, H, W) or (n, H, W), but the network gave {show(values)}. If these are "
@@ -253,9 +234,9 @@ class Regression(Task):
         """The predicted numbers, (n, q)."""
         return self._read(output, as_numbers)[0]
 
-    def score_maps(self, output: Any, size: tuple[int, int] | None = None) -> Tensor:
+    def score_maps(self, output: Any) -> Tensor:
         """The predicted number of each pixel, (n, 1, H, W)."""
-        return resized(self._read(output, as_number_maps)[0], size)
+        return self._read(output, as_maps)[0]
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels a number, or the network's own variance of it, is NaN or infinite."""
@@ -263,7 +244,7 @@ class Regression(Task):
         if all(map(finite, parts)):
             return None
         wrong = torch.stack([~part.isfinite() for part in parts]).any(0)
-        return _some(wrong.any(1) if wrong.dim() == 2 else wrong)
+        return wrong.any(1) if wrong.dim() == 2 else wrong
 
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
         """The number or numbers of each input, finite."""
@@ -288,8 +269,8 @@ class Regression(Task):
         return {**super().config(), "spread": self.spread, "spread_is": self.spread_is}
 
     def _read(self, output: Any, shape: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The prediction and its spread, each with its numbers along the second dimension."""
-        values = shape(tensor_of(output, self.output))
+        """Copies of the prediction and its spread in at least float32, their numbers along the second dimension."""
+        values = as_real(shape(tensor_of(output, self.output)))
         if self.spread is None:
             return values, None
         if self.spread == "columns":
@@ -299,7 +280,7 @@ class Regression(Task):
                 )
             values, spread = values.chunk(2, dim=1)
         else:
-            spread = shape(tensor_of(output, self.spread, "spread"))
+            spread = as_real(shape(tensor_of(output, self.spread, "spread")))
         if spread.shape != values.shape:
             raise ValueError(
                 f"the network gave predictions {show(values)} with a spread {show(spread)}: they must agree."
@@ -332,12 +313,7 @@ TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Reg
 
 
 def as_task(task: TaskName | Task | None, output: int | str | None = None) -> Task | None:
-    """The task that a name stands for; a task or None is returned as it is.
-
-    Example:
-        >>> as_task("regression").name
-        'regression'
-    """
+    """The task that a name stands for; a task or None is returned as it is."""
     if task is None:
         return None
     if isinstance(task, Task):
@@ -350,19 +326,8 @@ def as_task(task: TaskName | Task | None, output: int | str | None = None) -> Ta
 
 
 def from_config(config: dict[str, Any]) -> Task:
-    """The task that `Task.config` describes.
-
-    Example:
-        >>> from_config(Regression(output="depth").config()).output
-        'depth'
-    """
-    options = {key: value for key, value in config.items() if key != "name"}
-    return TASKS[config["name"]](**options)
-
-
-def _some(wrong: Tensor) -> Tensor | None:
-    """A mask, or None where nothing is wrong."""
-    return wrong if bool(wrong.any()) else None
+    """The task that `Task.config` describes."""
+    return TASKS[config["name"]](**{key: value for key, value in config.items() if key != "name"})
 
 
 def _shape_of(label: Tensor | None) -> str:

@@ -14,17 +14,7 @@ FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 
 def check_finite(x: Tensor, name: str) -> None:
-    """Raise a `ValueError` that counts the NaN and infinities of a batch, if it has any.
-
-    Args:
-        x: any shape, samples first.
-        name: what the error calls the data, such as `"layer 'fc1'"`.
-
-    Example:
-        >>> check_finite(torch.tensor([[1.0, float("nan")]]), "layer 'fc1'")
-        Traceback (most recent call last):
-        ValueError: layer 'fc1' gave 1 non-finite values (NaN or infinity) in a batch of 1: ...
-    """
+    """Raise a `ValueError` that counts the NaN and infinities of a batch (n, ...), if it has any."""
     bad = int(x.numel() - torch.isfinite(x).sum())
     if bad:
         raise ValueError(
@@ -65,7 +55,6 @@ class StreamingPCA:
         passes: over the data, when it is sketched; a third brings the basis closer to the best.
         oversample: l - `keep`; by default as many as `keep`, fewer (at least 32) where D × l would pass 144 MB.
         seed: of Ω.
-        device: where the sums are held; by default the device of the first batch, or the CPU if that has no float64.
         name: what errors call the data.
 
     Example:
@@ -91,22 +80,17 @@ class StreamingPCA:
         passes: int = 2,
         oversample: int | None = None,
         seed: int = 0,
-        device: torch.device | str | None = None,
         name: str = "x",
     ) -> None:
         if dim < 1 or keep < 1 or passes < 1:
             raise ValueError(f"dim, keep and passes must be at least 1, got {dim}, {keep} and {passes}.")
-        self.dim = dim
-        self.keep = min(keep, dim)
+        self.dim, self.keep = dim, min(keep, dim)
         if oversample is None:
             oversample = max(32, min(keep, self.SKETCH_ENTRIES // dim - keep))
         self.sketch = self.keep + oversample
         self.exact = dim <= max(self.EXACT_DIM, self.sketch)
-        self.passes = 1 if self.exact else passes
-        self.passes_left = self.passes
-        self.seed = seed
-        self.device = None if device is None else torch.device(device)
-        self.name = name
+        self.passes = self.passes_left = 1 if self.exact else passes
+        self.seed, self.name = seed, name
         self._count = 0
         self._shift: Tensor | None = None  # (D,), about which this pass sums
         self._components: Components | None = None
@@ -117,8 +101,7 @@ class StreamingPCA:
         return self.passes_left == 0
 
     def _start(self, first: Tensor) -> None:
-        if self.device is None:
-            self.device = torch.device("cpu") if first.device.type == "mps" else first.device
+        self.device = torch.device("cpu") if first.device.type == "mps" else first.device  # which has no float64
         self._shift = first.to(self.device).mean(0, dtype=torch.float64).float()
         if self.exact:
             self._scatter = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.device)
@@ -139,11 +122,7 @@ class StreamingPCA:
     @gradients(False, lasting=True)
     @precise
     def update(self, x: Tensor) -> None:
-        """Add a batch to the sums of the current pass. `x` is not kept.
-
-        Args:
-            x: (n, D), any floating type, any device.
-        """
+        """Add a batch (n, D) of any floating type on any device to the sums of the current pass. It is not kept."""
         if self.done:
             raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")
         if x.ndim != 2 or x.shape[1] != self.dim:

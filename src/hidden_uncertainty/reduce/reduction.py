@@ -1,19 +1,152 @@
-"""A fitted reduction of a layer, and how it is fitted from batches."""
+"""What is asked of a reduction, a fitted one of a layer, and how it is fitted from batches."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..io import expect
+from ..io import expect, plain
 from ..precision import gradients, precise
 from .pca import StreamingPCA, check_finite
-from .spec import Reduce
 
+How = Literal["flatten", "channels", "tokens", "token", "project"]
 LARGEST = 1e15  # centred activations saturate here: the squares of 100 million of them still sum to a float32
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """How a layer's output becomes a vector of at most `max_dim` numbers.
+
+    First the shape, then, when more than `max_dim` numbers remain, their principal components:
+
+    ============  ==============================  ===========================================================
+    `how`         takes                           gives
+    ============  ==============================  ===========================================================
+    `"flatten"`   (n, ...)                        all numbers of the output, as in the paper
+    `"channels"`  (n, C, ...), channels first     (n, C), the mean over positions: Conv1d, Conv2d, Conv3d
+    `"tokens"`    (n, ..., W), channels last      (n, W), the mean over positions: transformers, Swin
+    `"token"`     (n, T, W)                       (n, W), the one token of index `token`, such as the class token
+    `"project"`   (n, ...)                        flattened, then a random orthonormal projection instead of PCA
+    ============  ==============================  ===========================================================
+
+    There is no `"mean"`: (n, a, b) may be channels x length or tokens x width, so the name says which axis stays.
+    For a two-dimensional output (n, D), `"channels"` and `"tokens"` keep all D numbers.
+
+    Args:
+        how: see the table.
+        max_dim: how many numbers are kept per input at most; `None` keeps all.
+        token: which token, for `how="token"`; negative counts from the end.
+        select: which tensor, when the layer gives a tuple (its index) or a dict (its key).
+        residual: append the logarithm of the energy that the projection drops as one more number, so that it is part of
+            the density. No effect where nothing is dropped.
+
+    Example:
+        >>> Reduce("channels").flat(torch.ones(8, 64, 7, 7)).shape
+        torch.Size([8, 64])
+    """
+
+    how: How = "flatten"
+    max_dim: int | None = 512
+    token: int = 0
+    select: int | str | None = None
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+        if self.how not in get_args(How):
+            known, hint = ", ".join(map(repr, get_args(How))), ""
+            if self.how == "mean":
+                hint = " For a mean, say which axis stays: 'channels' of (n, C, ...), 'tokens' of (n, ..., W)."
+            raise ValueError(f"reduce (or Reduce(how=)) must be one of {known}, got {self.how!r}.{hint}")
+        if self.max_dim is not None and (not _is_int(self.max_dim) or self.max_dim < 1):
+            raise ValueError(
+                f"max_dim must be a whole number of at least 1, or None to keep all, got {self.max_dim!r}."
+            )
+        if self.max_dim is None and self.how == "project":
+            raise ValueError("reduce='project' needs max_dim, the dimension to project to; use 'flatten' to keep all.")
+        if not _is_int(self.token):
+            raise ValueError(f"token must be a whole number, got {self.token!r}.")
+        if self.select is not None and not _is_int(self.select) and not isinstance(self.select, str):
+            raise ValueError(f"select must be an index, a key or None, got {self.select!r}.")
+        if not isinstance(self.residual, bool):
+            raise ValueError(f"residual must be True or False, got {self.residual!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Reduce:
+        """The inverse of `to_dict`."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise ValueError(f"Reduce has no {', '.join(map(repr, unknown))}: it was written by another version.")
+        return cls(**values)
+
+    def width(self, shape: tuple[int, ...]) -> int:
+        """How many numbers `flat` gives per input of an activation of this shape; an error when it does not fit `how`.
+
+        Example:
+            >>> Reduce("tokens").width((32, 197, 768))
+            768
+        """
+        if len(shape) == 0:
+            raise ValueError("expected an activation (n, ...) with the samples first; got a single number.")
+        if self.how == "token":
+            if len(shape) != 3:
+                raise ValueError(f"reduce='token' takes (n, tokens, width), got {_show(shape[1:])}.")
+            if not -shape[1] <= self.token < shape[1]:
+                raise ValueError(f"token {self.token} is not among the {shape[1]} tokens of {_show(shape[1:])}.")
+            return shape[2]
+        if self.how in ("flatten", "project") or len(shape) == 1:
+            return math.prod(shape[1:])
+        return shape[1] if self.how == "channels" else shape[-1]
+
+    def flat(self, activation: Tensor, *, copy: bool = True) -> Tensor:
+        """The shape part only: (n, ...) to (n, D), in at least float32.
+
+        `copy=False` may give a view, for immediate use: an in-place ReLU that follows would change it.
+        """
+        if not activation.is_floating_point():
+            raise TypeError(f"expected floating-point activations, got {activation.dtype}.")
+        self.width(tuple(activation.shape))
+        dtype = activation.dtype if activation.dtype.itemsize >= 4 else torch.float32
+        if self.how == "token":
+            activation = activation[:, self.token]
+        elif self.how == "channels" and activation.ndim > 2:
+            activation = activation.flatten(2).mean(2, dtype=dtype)
+        elif self.how == "tokens" and activation.ndim > 2:
+            activation = activation.flatten(1, -2).mean(1, dtype=dtype)
+        activation = activation.unsqueeze(1) if activation.ndim == 1 else activation.flatten(1)
+        return activation.to(dtype, copy=copy)
+
+    def check_shape(self, layer: str, fitted: tuple[int, ...], now: tuple[int, ...]) -> None:
+        """Raise unless the output of a layer has the shape that was fitted, as far as `how` needs it."""
+        if self.how in ("flatten", "project"):
+            if fitted == now:
+                return
+            advice = ", or pool with reduce='channels' or 'tokens', which take any size"
+            if len(now) == 2:
+                advice = (
+                    ", or take one token with reduce='token', or the mean over all with reduce='tokens', which is for "
+                    "inputs without padding"
+                )
+        else:
+            axis = slice(0, 1) if self.how == "channels" else slice(-1, None)
+            reachable = self.how != "token" or len(now) != 2 or -now[0] <= self.token < now[0]
+            if len(fitted) == len(now) and fitted[axis] == now[axis] and reachable:
+                return
+            advice = ""
+        raise ValueError(
+            f"layer {layer!r} gave {_show(fitted)} when fitted and {_show(now)} now: "
+            f"give inputs of the size used in fitting{advice}."
+        )
 
 
 class Reduction(nn.Module):
@@ -25,27 +158,11 @@ class Reduction(nn.Module):
     what the projection drops. A layer that is narrow enough has neither buffer, z = x and no r.
     With `reduce.residual`, z has log(r + `floor`) as its last column; `floor` is far below the r seen in fitting.
 
-    Buffers are zero until a state is loaded or a `ReductionFit` fills them.
-
     Args:
         reduce: what was asked for.
         layer: the name of the layer, for errors.
         shape: of its output, without the samples.
         kept: k, or `None` when nothing is dropped.
-
-    Example:
-        >>> fit = ReductionFit(Reduce(max_dim=2), "conv")
-        >>> activation = torch.randn(50, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-        >>> while not fit.done:
-        ...     fit.update(activation)
-        ...     fit.end_pass()
-        >>> reduction = fit.result()
-        >>> z, residual = reduction(activation)
-        >>> z.shape, residual.shape
-        (torch.Size([50, 2]), torch.Size([50]))
-        >>> again = Reduction.from_config(reduction.config())
-        >>> again.load_state_dict(reduction.state_dict())
-        <All keys matched successfully>
     """
 
     mean: Tensor
@@ -54,10 +171,7 @@ class Reduction(nn.Module):
 
     def __init__(self, reduce: Reduce, layer: str, shape: tuple[int, ...], kept: int | None = None) -> None:
         super().__init__()
-        self.reduce = reduce
-        self.layer = layer
-        self.shape = tuple(shape)
-        self.kept = kept
+        self.reduce, self.layer, self.shape, self.kept = reduce, layer, tuple(shape), kept
         if kept is not None:
             width = reduce.width((0, *shape))
             self.register_buffer("mean", torch.zeros(width, dtype=torch.float32, device="cpu"))
@@ -76,10 +190,7 @@ class Reduction(nn.Module):
     def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
         """The reduced activation z (n, d), and the residual energy (n,) or `None` when nothing is dropped.
 
-        Both are new tensors. Infinities saturate; NaN stay.
-
-        Args:
-            activation: (n, ...), as the layer gives it; moved to where the buffers are.
+        Both are new tensors, where the buffers are. Infinities saturate; NaN stay.
         """
         self.reduce.check_shape(self.layer, self.shape, tuple(activation.shape[1:]))
         if self.kept is None:
@@ -124,36 +235,27 @@ class ReductionFit:
 
     A narrow layer or a random projection needs none (one for its residual), principal components of up to 2,048
     dimensions need one, and of more two. `probe` finds out from one batch. Layers that are done ignore further batches,
-    so that several layers share the passes of the one that needs most:
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> conv = torch.randn(8, 3, 5, 5, generator=generator)
-        >>> loader = [{"fc": conv[:, 0, 0], "conv": conv}]
-        >>> fits = {name: ReductionFit(Reduce(max_dim=4), name) for name in ("fc", "conv")}
-        >>> for name, fit in fits.items():    # one batch shows the shapes
-        ...     fit.probe(loader[0][name])
-        >>> while not all(fit.done for fit in fits.values()):
-        ...     for batch in loader:
-        ...         for name, fit in fits.items():    # in practice: from a hook on each layer
-        ...             fit.update(batch[name])
-        ...     for fit in fits.values():
-        ...         fit.end_pass()
-        >>> reductions = {name: fit.result() for name, fit in fits.items()}
-        >>> z, residual = reductions["conv"](loader[0]["conv"])    # a last pass, to extract
-        >>> z.shape
-        torch.Size([8, 4])
+    so that several layers share the passes of the one that needs most.
 
     Args:
         reduce: what is asked for.
         layer: the name of the layer, for errors.
         seed: of the random projections.
+
+    Example:
+        >>> fit = ReductionFit(Reduce(max_dim=4), "conv")
+        >>> conv = torch.randn(8, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+        >>> fit.probe(conv)
+        >>> while not fit.done:
+        ...     fit.update(conv)
+        ...     fit.end_pass()
+        >>> z, residual = fit.result()(conv)
+        >>> z.shape, residual.shape
+        (torch.Size([8, 4]), torch.Size([8]))
     """
 
     def __init__(self, reduce: Reduce, layer: str, *, seed: int = 0) -> None:
-        self.reduce = reduce
-        self.layer = layer
-        self.seed = seed
+        self.reduce, self.layer, self.seed = reduce, layer, seed
         self._shape: tuple[int, ...] | None = None
         self._pca: StreamingPCA | None = None
         self._reduction: Reduction | None = None
@@ -173,11 +275,7 @@ class ReductionFit:
 
     @gradients(False, lasting=True)
     def probe(self, activation: Tensor) -> None:
-        """Learn the layer's shape from one batch, which counts towards no pass.
-
-        Args:
-            activation: (n, ...), as the layer gives it.
-        """
+        """Learn the layer's shape from its output on one batch (n, ...), which counts towards no pass."""
         try:
             width = self.reduce.width(tuple(activation.shape))
             x = self.reduce.flat(activation, copy=False)
@@ -204,11 +302,7 @@ class ReductionFit:
 
     @gradients(False, lasting=True)
     def update(self, activation: Tensor) -> None:
-        """Add a batch to the current pass. The activation is not kept.
-
-        Args:
-            activation: (n, ...), as the layer gives it.
-        """
+        """Add the layer's output on one batch (n, ...) to the current pass. It is not kept."""
         if self._shape is None:
             self.probe(activation)
         assert self._shape is not None
@@ -222,11 +316,7 @@ class ReductionFit:
             self._energy += torch.stack([part.to(self._energy).sum() for part in (dropped, whole, whole >= 0)])
 
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
-        """End the current pass; the next one must bring the same samples, in any order. Does nothing when `done`.
-
-        Args:
-            all_sum: the sum of a tensor over the processes that share the data, when several do. Each must call this.
-        """
+        """End the current pass, as `StreamingPCA.end_pass`. Does nothing when `done`."""
         if self._shape is None:
             raise RuntimeError(
                 f"layer {self.layer!r} never gave an output in this pass: is it used in the forward pass?"
@@ -258,3 +348,11 @@ class ReductionFit:
         # float32 rounds the difference of two energies at 1e-7 of them: nothing below 1e-6 of the total is real.
         floor = 1e-3 * residual.clamp(min=0) + 1e-6 * total
         reduction.floor = floor.clamp(min=torch.finfo(torch.float32).tiny).float().to(reduction.basis.device)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(['n', *map(str, shape)])}{'' if shape else ','})"

@@ -92,9 +92,6 @@ class OutputDistribution:
 
         This is how the paper draws its confidence regions. A prediction near the end of its own distribution has less
         than half of the mass on that side; the region then ends with the support and holds less: see its `mass`.
-
-        Args:
-            mass: asked, both sides together.
         """
         _check_mass(mass)
         start = self.cdf(self.prediction)
@@ -107,12 +104,10 @@ class OutputDistribution:
     def highest(self, mass: float) -> list[list[tuple[float, float]]]:
         """The smallest set that holds the asked mass: for each input its intervals, several where there are modes.
 
-        Args:
-            mass: asked; the last cell taken may make it a little more.
+        The last cell taken may make it a little more.
         """
-        inside = self.inside(mass)
         found = []
-        steps = torch.nn.functional.pad(inside.int(), (1, 1)).diff(dim=1).cpu()  # 1 where one begins, -1 after it
+        steps = torch.nn.functional.pad(self.inside(mass).int(), (1, 1)).diff(dim=1).cpu()  # 1 at starts, -1 after ends
         for row, edges in zip(steps, self.edges.tolist(), strict=True):
             starts, ends = (row == 1).nonzero()[:, 0].tolist(), (row == -1).nonzero()[:, 0].tolist()
             found.append([(edges[a], edges[b]) for a, b in zip(starts, ends, strict=True)])

@@ -1,12 +1,13 @@
-"""Detectors to files and back: what is written, and what is checked before it is used."""
+"""Detectors to files and back: what is written, what is checked before it is used, and files of earlier versions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import io
 from ..extract import Pixels
@@ -14,8 +15,11 @@ from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
 from .head import Fitted
-from .legacy import convert
-from .restore import restore_terms
+from .restore import Unallocated
+from .terms import Term
+
+GRID = ("support", "log_weight", "log_volume")  # what marginals of version 0.1.0 had besides
+Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def save(detector: Any, fitted: Fitted, path: str | PathLike[str]) -> None:
@@ -40,20 +44,20 @@ def save(detector: Any, fitted: Fitted, path: str | PathLike[str]) -> None:
 def load(
     cls: Any, base: Any, path: str | PathLike[str], model: nn.Module, device: torch.device | str | None, **options: Any
 ) -> tuple[Any, Fitted]:
-    """Read a detector and what it had fitted.
+    """Read a detector, as `Detector.load`, and what it had fitted.
 
     Args:
         cls: the class that was asked for.
         base: the class that all detectors are of.
         path: the file.
         model: the network it was fitted for.
-        device: where to put what was fitted; None is where the model is.
+        device: where to put what was fitted.
         options: arguments of `base` that are not saved.
     """
     header, tensors = io.read(path)
     find(model, [])  # raises unless it is a module
     with io.blaming(path):
-        header, tensors = convert(header, tensors)
+        header, tensors = _convert(header, tensors)
         check_same(model, header["model"], tensors.pop("weights"), path)
         known = next((base.kinds[name] for name in header["kinds"] if name in base.kinds), base)
         own = issubclass(cls, known) and not cls.__module__.startswith("hidden_uncertainty.")  # a class of the user's
@@ -66,7 +70,7 @@ def load(
         base.__init__(
             detector,
             model,
-            kind.restored(restore_terms(header, fitted.head)),
+            kind.restored(_restore_terms(header, fitted.head)),
             combine=header["combine"],
             condition=header["condition"],
             task=None if task is None else from_config(task),
@@ -77,3 +81,79 @@ def load(
         )
     fitted.head.to(device or device_of(model) or "cpu")
     return detector, fitted
+
+
+def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
+    """The terms of a file, which say what to fit; a ValueError where its header contradicts itself or the head."""
+    names, numbers = list(head.terms), [header["seed"], *header["thresholds"].values()]
+    numbers += [] if header["threshold"] is None else [header["threshold"]]
+    io.expect([term["name"] for term in header["terms"]] == names, "terms were fitted that it does not have")
+    io.expect(header["calibrated"] in (None, "unseen", "holdout"), f"calibrated={header['calibrated']!r} is not known")
+    io.expect(all(type(number) in (int, float) for number in numbers), "a seed or a threshold is not a number")
+    io.expect(header["thresholds"].keys() <= {*names}, "there is a threshold for a term that it does not have")
+    combination = head.combination
+    io.expect(combination.combine == header["combine"], "it combines terms in two ways")
+    io.expect(not combination.learns or [*combination.standard] == names, "it does not say how scores are standardised")
+    io.expect(
+        all(pair.deviation > 0 for pair in combination.standard.values()), "a deviation of scores is not positive"
+    )
+    with Unallocated(len(names)):
+        return [Term.from_config(term) for term in header["terms"]]
+
+
+def _convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
+    """The header and tensors of a file of any version in the form of this one."""
+    if "version" not in header:
+        return _from_0_1(header, tensors)
+    if header["version"] != 2:
+        raise io.Unusable(
+            f"the file's header is of version {header['version']!r}; this version of the library reads 2."
+        )
+    return header, tensors
+
+
+def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Content:
+    """Version 0.1.0 saved `LatentDensity` alone: a density per layer, and one marginal beside them."""
+    layers, (marginal, tensors) = header["head"]["layers"], _without_grid(header["head"]["marginal"], tensors)
+    combine = header["combine"] if header["combine"] == "last" else {header["combine"]: 1.0}
+    leading = layers[-1]["name"] if combine == "last" else header["combine"]
+    threshold = header["threshold"]
+    fitted, terms = [], []
+    for part in layers:
+        name, asked = part["name"], header["densities"].get(part["name"])
+        facts = {key: part[key] for key in ("name", "reduction", "calibration", "conformal")}
+        method = {"kind": "DensityMethod", "spec": header["marginal"]}
+        fitted.append({**facts, "method": {**method, "density": part["density"], "marginal": marginal}})
+        unfitted = {**method, "density": asked, "marginal": None}
+        terms.append({"method": unfitted, "layer": name, "reduce": part["reduction"]["reduce"], "name": name})
+    converted = {
+        **{key: header[key] for key in ("model", "task", "condition", "seed", "calibrated", "threshold")},
+        "kinds": ["LatentDensity"],
+        "output": None,  # the task knows it
+        "head": {"terms": fitted, "combination": {"combine": combine, "standard": {}}, "calibration": None},
+        "terms": terms,
+        "combine": combine,
+        "pixels": header.get("pixels"),
+        "thresholds": {} if threshold is None else {leading: threshold},
+    }
+    renamed = {}
+    for key, tensor in tensors.items():
+        if key.startswith("marginal."):
+            for number in range(len(layers)):
+                renamed[f"parts.{number}.method.prior.{key}"] = tensor
+        else:
+            place, _, rest = key.partition(".density.")
+            renamed[f"{place}.method.density.{rest}" if rest else key] = tensor
+    return converted, renamed
+
+
+def _without_grid(
+    marginal: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+    """The marginal of numbers without the grid that it had: every input has its own now."""
+    if not marginal.get("fitted"):
+        return marginal, tensors
+    fitted = marginal["fitted"]
+    shapes = {name: shape for name, shape in fitted["shapes"].items() if name not in GRID}
+    kept = {key: tensor for key, tensor in tensors.items() if key not in {f"marginal.{name}" for name in GRID}}
+    return {**marginal, "fitted": {**fitted, "shapes": shapes}}, kept

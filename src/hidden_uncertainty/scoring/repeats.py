@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..extract import Features, Reading, Unseen
-from ..model.batches import Adapter, Batch, batches
+from ..model.batches import Adapter, Batch, batches, leaves
 from ..notes import note
 
 INPUTS = 100  # read again, at most
@@ -18,10 +17,6 @@ BYTES = 1 << 28  # kept of them, at most
 
 class Kept:
     """A loader whose first inputs are kept, as copies, to be read again.
-
-    Args:
-        loader: any iterable of batches.
-        unpack: for loaders that give something else than `x`, `(x, y)` or a dict.
 
     Example:
         >>> import torch
@@ -38,8 +33,7 @@ class Kept:
         self.batches, room = [], INPUTS
         for batch in batches(self.loader, self.unpack):
             if room > 0 and len(batch):
-                tensors = [part for part in tree_leaves((batch.args, batch.kwargs)) if isinstance(part, Tensor)]
-                each = sum(tensor.nbytes for tensor in tensors) // len(batch)
+                each = sum(tensor.nbytes for tensor in leaves((batch.args, batch.kwargs), Tensor)) // len(batch)
                 room = min(room, max(1, BYTES // max(each, 1) - sum(map(len, self.batches))))
                 self.batches.append(batch[:room].clone())
                 room -= len(self.batches[-1])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..io import expect
-from .terms import Term
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -65,22 +64,6 @@ def restore(build: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
         if callable(check := getattr(part, "check", None)):
             check()
     return module
-
-
-def restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
-    """The terms of a file, which say what to fit; a ValueError where its header contradicts itself or the head."""
-    names, numbers = list(head.terms), [header["seed"], *header["thresholds"].values()]
-    numbers += [] if header["threshold"] is None else [header["threshold"]]
-    expect([term["name"] for term in header["terms"]] == names, "terms were fitted that it does not have")
-    expect(header["calibrated"] in (None, "unseen", "holdout"), f"calibrated={header['calibrated']!r} is not known")
-    expect(all(type(number) in (int, float) for number in numbers), "a seed or a threshold is not a number")
-    expect(header["thresholds"].keys() <= {*names}, "there is a threshold for a term that it does not have")
-    combination = head.combination
-    expect(combination.combine == header["combine"], "it combines terms in two ways")
-    expect(not combination.learns or [*combination.standard] == names, "it does not say how scores are standardised")
-    expect(all(pair.deviation > 0 for pair in combination.standard.values()), "a deviation of scores is not positive")
-    with Unallocated(len(names)):
-        return [Term.from_config(term) for term in header["terms"]]
 
 
 def _describe(tensor: Tensor | None) -> str:

@@ -78,14 +78,14 @@ class Method(nn.Module, ABC):
             seen: whether they are rows that this was fitted to, none of which is to be its own neighbour.
         """
 
-    @abstractmethod
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON, before a fit and after it: files hold both."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be saved: it does not say its configuration.")
 
     @classmethod
-    @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The method that `config` describes, its buffers zero until they are loaded."""
+        raise NotImplementedError(f"{cls.__name__} cannot be loaded: it does not say how it is built.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,12 +212,13 @@ def test_an_interruption_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_counts_megabytes(offer: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(progress, "_print", lines.append)
+def test_progress_counts_megabytes(
+    offer: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     offer("x", bytes(3_500_000), files=(file("x", bytes(3_500_000)),))
     with progress.bars(True):
         fetch("some", tmp_path)
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("some, megabytes: 3/1 in ")
 
 
