@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hidden_uncertainty.density.linalg import gram, log_det, precision_factor
+from hidden_uncertainty.density.linalg import gram, log_det, own_order, precision_factor
 
 Array = NDArray[np.float64]
 DIMS = [1, 2, 63, 64, 95, 96, 97, 200]  # around the edges of the blocks
@@ -79,3 +79,12 @@ def test_a_matrix_without_a_factor_gets_that_of_its_diagonal() -> None:
     factor, good = precision_factor(INDEFINITE * 4)
     assert not good
     torch.testing.assert_close(factor, 0.5 * torch.eye(2, dtype=torch.float64))
+
+
+def test_rows_of_the_same_values_have_an_order_of_their_own() -> None:
+    rows = torch.cat([torch.eye(9), 2 * torch.eye(9), 3 - torch.eye(9)])
+    y = torch.arange(27) % 2
+    random = torch.Generator().manual_seed(0)
+    mixed = torch.randperm(27, generator=random)
+    assert torch.equal(rows[own_order(rows, y)], rows[mixed][own_order(rows[mixed], y[mixed])])
+    assert torch.equal(y[own_order(rows, y)], y.sort().values)

@@ -14,6 +14,7 @@ from hidden_uncertainty.baselines import Mahalanobis, MCDropout, NearestNeighbou
 
 from ...nets.deeplab import DeepLab
 from ..dense_tools import collected
+from ..ridge import as_share
 from ..table_1.rows import DEFAULT
 from .data import FITTED, UNDERFIT, Plan
 
@@ -68,12 +69,17 @@ class Methods:
         output = Pixels(per_class=plan.per_class, reservoir=plan.reservoir)
         latent = replace(output, resolution="latent")
         options: dict[str, Any] = {"task": "classification", "seed": seed}
+        reader = LatentDensity(network, LAYER, pixels=output, **options)
+        features = reader.extract(list(zip(images.split(16), labels.split(16), strict=True)))
+        self.drawn = len(features)
+
+        def mixture(ridge: float, **density: Any) -> GaussianMixture:
+            return GaussianMixture(ridge=as_share(ridge, features.z[LAYER], features.prediction), **density)
+
         self.coarse, self.fine, self.underfit = (
-            LatentDensity(network, LAYER, GaussianMixture(**density), pixels=pixels, **options)
+            LatentDensity(network, LAYER, mixture(**density), pixels=pixels, **options)
             for pixels, density in ((latent, FITTED), (output, FITTED), (output, UNDERFIT))
         )
-        features = self.fine.extract(list(zip(images.split(16), labels.split(16), strict=True)))
-        self.drawn = len(features)
         with collected(self.warnings):  # of classes that are rare or did not converge
             self.coarse.fit_features(features)
             self.underfit.fit_features(features)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,9 @@ from hidden_uncertainty.metrics import auroc
 from hidden_uncertainty.progress import bars
 from hidden_uncertainty.scoring.bayes import Posterior, infer
 
-# The paper's settings: scikit-learn's mixtures with their defaults, but a ridge in units of the activations' variance.
+from ..ridge import as_share
+
+# The paper's settings: scikit-learn's mixtures with their defaults.
 DENSITY: dict[str, Any] = {"components": 5, "shrinkage": None, "ridge": 1e-6}
 BATCH = 10_000  # images per batch
 Key = tuple[str, str]  # the unknown set, and its variant
@@ -48,9 +49,9 @@ class Inputs:
 class Densities:
     """Densities of several layers of several networks; activations are read once for all densities.
 
-    A mixture treats its classes separately, up to the ridge, so that one fit serves all networks and all layers of one
-    width, each in units of its own deviation: class c of place p, a layer of a network, is its class p · classes + c.
-    On a GPU this takes little longer than one layer.
+    A mixture treats its classes separately where its ridge is a number, so that one fit serves all networks and all
+    layers of one width: class c of place p, a layer of a network, is its class p · classes + c. On a GPU this takes
+    little longer than one layer.
 
     Args:
         networks: trained, on one device.
@@ -89,7 +90,7 @@ class Densities:
         """Fit densities, to some of the images or to all: the AUROC of every unknown set, one result per network.
 
         Args:
-            density: options of `GaussianMixture`.
+            density: options of `GaussianMixture`; its ridge is a number.
             rows: of the images; None takes all.
             variant: of the unknown sets; None takes all.
         """
@@ -105,41 +106,33 @@ class Densities:
         """Fit densities, to some of the images or to all: network, layer and scorer of features for each of them.
 
         Args:
-            density: options of `GaussianMixture`.
+            density: options of `GaussianMixture`; its ridge is a number.
             rows: of the images; None takes all.
         """
         train = self.train if rows is None else [features[rows] for features in self.train]
         marginals = [Categorical().fit(features.prediction, features.classes) for features in train]
-        for mixture, places, units in self._fit(density, train):
+        for mixture, places in self._fit(density, train):
             for place, (i, layer) in enumerate(places):
-                yield i, self.layers[layer], Score(mixture, marginals[i], layer, place, units[place])
+                yield i, self.layers[layer], Score(mixture, marginals[i], layer, place)
 
     def _fit(
         self, density: Mapping[str, Any], train: Sequence[Features]
-    ) -> Iterator[tuple[GaussianMixture, list[tuple[int, str]], list[float]]]:
-        """One mixture per width, with its places and their units."""
+    ) -> Iterator[tuple[GaussianMixture, list[tuple[int, str]]]]:
+        """One mixture per width, with its places."""
         widths: dict[int, list[tuple[int, str]]] = {}
         for layer in self.layers:
             for i, features in enumerate(train):
                 widths.setdefault(features.z[layer].shape[1], []).append((i, layer))
         for places in widths.values():
-            units = [_deviation(train[i].z[layer], train[i].prediction) for i, layer in places]
-            z = torch.cat([train[i].z[layer] / unit for (i, layer), unit in zip(places, units, strict=True)])
+            z = torch.cat([train[i].z[layer] for i, layer in places])
             classes = train[0].classes or 0
             y = torch.cat([train[i].prediction + classes * place for place, (i, _) in enumerate(places)])
+            ridge = as_share(density.get("ridge", 1e-6), z, y)
             with bars(False), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")  # of classes that did not converge or are rare: counted
-                mixture = GaussianMixture(**density).fit(z, y)
+                mixture = GaussianMixture(**{**density, "ridge": ridge}).fit(z, y)
             self.warned += len(caught)
-            yield mixture, places, units
-
-
-def _deviation(z: Tensor, y: Tensor) -> float:
-    """The deviation of z (n, d) around the means of its classes y (n,), over all dimensions; 1 where there is none."""
-    _, y = y.unique(return_inverse=True)
-    sums = z.new_zeros(int(y.max()) + 1, z.shape[1]).index_add_(0, y, z)
-    around = z - (sums / y.bincount()[:, None])[y]
-    return float(around.double().square().mean().sqrt()) or 1.0
+            yield mixture, places
 
 
 class Score(NamedTuple):
@@ -149,14 +142,12 @@ class Score(NamedTuple):
     marginal: Categorical
     layer: str
     place: int
-    unit: float  # of the mixture's z
 
     def __call__(self, features: Features) -> Posterior:
         """Score features."""
         z = features.z[self.layer]
         support = self.marginal.support + self.place * len(self.marginal.log_prob)
-        log_likelihood = self.mixture.log_prob(z / self.unit, support) - z.shape[1] * math.log(self.unit)
-        return infer(log_likelihood, self.marginal.log_weight)
+        return infer(self.mixture.log_prob(z, support), self.marginal.log_weight)
 
 
 def ensemble_areas(members: Sequence[nn.Module], inputs: Inputs, batch: int = BATCH) -> Areas:

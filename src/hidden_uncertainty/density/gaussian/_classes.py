@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...progress import progress_bar
-from ..linalg import Shrinkage, find_target, gram, mean_square, power_of_two, precision_factor
+from ..linalg import Shrinkage, find_target, gram, mean_square, own_order, power_of_two, precision_factor
 from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures
 from ._kmeans import kmeans
 
@@ -54,7 +54,7 @@ def fit_classes(
     """
     classes, counts = y.unique(return_counts=True)
     sizes = counts.tolist()
-    rows = list(z[y.argsort(stable=True)].split(sizes))
+    rows = list(z[own_order(z, y)].split(sizes))
     middle = torch.stack([r.mean(0, dtype=torch.float64).to(z.dtype) for r in rows])  # (C, d)
     for r, m in zip(rows, middle, strict=True):
         r -= m  # classes may lie far apart: centred on its own middle, each keeps its digits
@@ -103,7 +103,8 @@ def fit_classes(
     ]
     log_weight, mean, factor = out.mixtures
     mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
-    return ClassFit(classes, z.mean(0), mixtures, out.converged, fallbacks)
+    center = (counts[:, None] * middle.double()).sum(0) / len(z)
+    return ClassFit(classes, center.to(z.dtype), mixtures, out.converged, fallbacks)
 
 
 def _variance(z: Tensor, rows: list[Tensor]) -> float:

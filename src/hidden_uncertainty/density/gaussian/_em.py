@@ -16,6 +16,7 @@ from ..linalg import CHUNK, Shrinkage, Target, find_target, gram, precision_fact
 from ._packed import pack, packed_squares
 
 MANY = 16  # means under one covariance, from which on their distances are one product
+FOLLOW = 0.1  # nats that log p would still change by, below which shrinkage stays as it is
 SLOWEST = 0.98  # each change is taken to be at most this share of the one before, or the rest would have no end
 INFLATION = 1e4  # of a variance over what the other features leave of it: log p in float32 is off by 1e-6 of this
 
@@ -127,14 +128,20 @@ def _relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) ->
 
 
 def maximise(
-    x: Tensor, responsibility: Tensor, options: EMOptions, intensity: Tensor | None = None
-) -> tuple[Mixtures, Tensor, Tensor | None]:
+    x: Tensor, responsibility: Tensor, options: EMOptions, keep: Tensor | None = None
+) -> tuple[Mixtures, Tensor, Tensor]:
     """The M-step: mixtures from responsibilities (B, n, k).
 
+    Args:
+        x: (B, n, d).
+        responsibility: (B, n, k).
+        options: form and regularisation of the covariances.
+        keep: the intensity of shrinkage, (B,); NaN, or None for all, finds the one that the rows ask for.
+
     Returns:
-        The mixtures, which of them are numerically sound (B,), and the intensity of shrinkage (B,): what their rows ask
-        for, but no more than the one given.
+        The mixtures, which of them are numerically sound (B,), and the intensity with which they were shrunk (B,).
     """
+    intensity = keep if keep is not None else x.new_full((len(x),), torch.nan, dtype=torch.float64)
     least = 10 * torch.finfo(x.dtype).eps
     count = responsibility.sum(1) + least  # (B, k)
     mean = torch.bmm(responsibility.mT, x) / count[..., None]
@@ -147,7 +154,7 @@ def maximise(
         if options.covariance == "spherical":
             variance, rounding = variance.mean(-1), rounding.mean(-1)
         sound = ((variance > rounding) & variance.isfinite()).flatten(1).all(1)
-        return Mixtures(log_weight, mean, variance.rsqrt()), sound, None
+        return Mixtures(log_weight, mean, variance.rsqrt()), sound, intensity
     cov, fourth = _scatter(x, responsibility, mean, with_fourth=options.shrinkage is not None)
     if options.covariance == "tied":  # a mixture with one covariance, (B, 1, d, d)
         cov, fourth, count = (total.sum(1, keepdim=True) for total in (cov, fourth, count))
@@ -155,7 +162,7 @@ def maximise(
     cov /= count[..., None, None]
     if options.shrinkage is not None:
         asked, scale = find_target(cov, count.double(), fourth, options.shrinkage)
-        intensity = asked if intensity is None else torch.minimum(intensity, asked)
+        intensity = torch.where(intensity.isnan(), asked, intensity)
         cov = Target(intensity, scale).shrink(cov)
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     factor, good = precision_factor(cov)
@@ -219,8 +226,8 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EM
     is slow, many small steps add up. Changes of rows do not cancel, as they do in the likelihood, which is no measure
     where covariances are shrunk: there it may fall, and stands still where it turns.
 
-    Shrinkage follows what EM finds, but its intensity never rises: wider components ask for more of it, which makes
-    them wider, and EM would drift without end.
+    The intensity of shrinkage follows what EM finds until log p would change by less than `FOLLOW`, and stays from then
+    on. Followed to the end it might drift: wider components ask for more of it, which makes them wider.
 
     Args:
         x: (B, n, d), padded to the same n.
@@ -237,25 +244,26 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EM
     before, change = torch.zeros_like(present), torch.full_like(size, torch.inf)
     rounding = x.shape[-1] * torch.finfo(x.dtype).eps  # smaller changes are those of rounding
     iterations = torch.zeros_like(size, dtype=torch.long)
-    converged = torch.zeros_like(sound)
+    converged, settled = torch.zeros_like(sound), torch.zeros_like(sound)
     for step in range(options.max_iter):
         joint, common = _relative_log_prob(x, mixtures, options.covariance)
         log_norm = joint.logsumexp(-1, keepdim=True)  # (B, n, 1)
         found = (log_norm[..., 0] * present).sum(1, dtype=torch.float64) / size + common
         if alone:  # one Gaussian is responsible for all rows: another M-step would repeat the first
             return Fit(mixtures, found, iterations + 1, torch.ones_like(converged), sound)
-        responsibility = (joint - log_norm).exp_() * present[..., None]
-        better, well, intensity = maximise(x, responsibility, options, intensity)
-        go_on = ~converged
-        mixtures = Mixtures(*(_choose(go_on, new, old) for new, old in zip(better, mixtures, strict=True)))
-        sound = sound & (well | ~go_on)
-        iterations += go_on
-        likelihood = torch.where(go_on, found, likelihood)
         now = log_norm[..., 0] + common.to(x.dtype)[:, None]
         last, change = change, ((now - before).abs() * present).sum(1) / size if step else change
         rate = (change / last).clamp(max=SLOWEST)
         left = torch.maximum(change, change * rate / (1 - rate))
-        converged = converged | (go_on & ((left < options.tol) | (change < rounding)))
+        go_on = ~converged
+        converged = converged | (left < options.tol) | (change < rounding)
+        settled = settled | (left < FOLLOW)
+        responsibility = (joint - log_norm).exp_() * present[..., None]
+        better, well, intensity = maximise(x, responsibility, options, intensity.masked_fill(~settled, torch.nan))
+        mixtures = Mixtures(*(_choose(go_on, new, old) for new, old in zip(better, mixtures, strict=True)))
+        sound = sound & (well | ~go_on)
+        iterations += go_on
+        likelihood = torch.where(go_on, found, likelihood)
         before = now
         if bool((converged | ~sound).all()):  # what is not sound is fitted again, or refused
             break

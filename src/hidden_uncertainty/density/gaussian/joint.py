@@ -14,7 +14,7 @@ from ...precision import precise
 from ..base import Density
 from ..checks import as_vectors, check_counts, check_covariance, check_dtype, check_numbers
 from ..directions import Directions, draw_holdout
-from ..linalg import Shrinkage
+from ..linalg import Shrinkage, own_order
 from ._classes import ClassFit, fit_classes
 from ._conditional import Conditional, Given, JointCovariance
 from ._em import EMOptions, Mixtures, component_log_prob
@@ -109,7 +109,9 @@ class JointMixture(Density):
     @precise
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         z, y = check_numbers(z, y, self.dtype)
-        holdout = draw_holdout(len(z), 0.1, self.seed, z.device)[_rank(z, y)]
+        order = own_order(z, y[:, 0])
+        z, y = z[order], y[order]
+        holdout = draw_holdout(len(z), 0.1, self.seed, z.device)
         directions = Directions().fit(z, holdout=holdout)
         center, deviation = y.mean(0).to(z.dtype), y.std(0).to(z.dtype)
         x = torch.cat([((y - center) / deviation).to(z.dtype), directions(z)[0]], dim=1)  # (n, q + r)
@@ -269,9 +271,3 @@ class JointMixture(Density):
     def extra_repr(self) -> str:
         """The arguments that shape the density."""
         return f"components={self.components}, covariance={self.covariance!r}, noise={self.noise}"
-
-
-def _rank(z: Tensor, y: Tensor) -> Tensor:
-    """The place of each row when they are sorted by what they hold, so that the order in which they came is lost."""
-    order = z.sum(1, dtype=torch.float64).argsort(stable=True)
-    return order[y[order, 0].argsort(stable=True)].argsort()

@@ -44,8 +44,8 @@ class GaussianMixture(Density):
 
     .. math:: p(z \mid y) = \sum_k w_{yk}\, \mathcal N(z \mid \mu_{yk}, \Sigma_{yk})
 
-    Multiplying activations by a constant changes nothing but the unit of the density, and their order changes nothing
-    but rounding. The paper's setting is `GaussianMixture(components=5, shrinkage=None)`.
+    Multiplying activations by a constant changes nothing but the unit of the density, and their order changes nothing.
+    The paper's setting is `GaussianMixture(components=5, shrinkage=None)`.
 
     A class with fewer than `min_samples` samples per component gets fewer components. One with fewer than `min_samples`
     in all gets a single Gaussian, its covariance shrunk towards the covariance pooled over all classes as if d samples
