@@ -227,18 +227,19 @@ class Extractor(Reader):
             index: the number of the batch, for errors.
             strict: whether NaN and infinities are an error.
         """
-        layers: dict[str, list[str]] = {}  # the terms that read each
+        outputs: dict[str, list[str]] = {}  # the terms that read what each layer gives
+        inputs: dict[str, list[str]] = {}  # and what it is given
         for name in reads:
-            layer = self.sources[name].layer
-            if layer is not None:
-                layers.setdefault(layer, []).append(name)
+            source = self.sources[name]
+            if source.layer is not None:
+                (outputs if source.reduce.read == "output" else inputs).setdefault(source.layer, []).append(name)
         wrong: dict[str, Tensor] = {}  # where what a term reads is not finite
-        samples = len(batch) if layers else 0
+        samples = len(batch) if outputs or inputs else 0
+        found: dict[str, Any] = {}
 
-        def tap(layer: str) -> Callable[[Any], dict[str, Any]]:
-            def look(output: Any) -> dict[str, Any]:
-                found = {}
-                for name in layers[layer]:
+        def tap(layer: str, names: list[str]) -> Callable[[Any], None]:
+            def look(output: Any) -> None:
+                for name in names:
                     reduce = self.sources[name].reduce
                     activation = select(output, reduce.select, f"layer {layer!r}")
                     if activation.dim() == 0 or len(activation) != samples:
@@ -251,12 +252,11 @@ class Extractor(Reader):
                             refuse(f"layer {layer!r} gave NaN or infinite activations", wrong[name], index)
                         activation = activation.masked_fill(wrong[name], 0)
                     found[name] = reads[name](activation)
-                return found
 
             return look
 
-        output, kept = run(self.model, {layer: tap(layer) for layer in layers}, batch.args, batch.kwargs)
-        found = {name: value for part in kept.values() for name, value in part.items()}
+        after, before = ({layer: tap(layer, names) for layer, names in some.items()} for some in (outputs, inputs))
+        output, _ = run(self.model, after, batch.args, batch.kwargs, before=before)
         task = self.known_task(output, batch)
         prediction = self._predict(task, output, found)
         if strict and len(prediction.value) != len(batch):

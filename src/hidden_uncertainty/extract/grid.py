@@ -177,7 +177,7 @@ class Grid(Reading):
         if lattice is None:
             return None
         _, residual = reduction(lattice.places[:1, 0, 0])  # where nothing is dropped, z is what the layer gave
-        return lattice if residual is None else None
+        return lattice if residual is None and not reduction.reduce.normalise else None
 
     def shaped(self, scores: LayerScores) -> LayerScores:
         """The scores as maps (n, H, W)."""

@@ -31,7 +31,12 @@ _process = object()  # another one after a fork
 
 
 def run(
-    model: nn.Module, taps: Mapping[str, Tap], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    taps: Mapping[str, Tap],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    before: Mapping[str, Tap] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run the model once in evaluation mode without gradients, and give each named layer's output to its tap.
 
@@ -44,6 +49,8 @@ def run(
         taps: for each dotted layer name what to do with its output; the name `""` is the model itself.
         args: positional inputs of the model.
         kwargs: keyword inputs of the model.
+        before: for each dotted layer name what to do with the tuple of its inputs, just before it runs; nothing is
+            kept.
 
     Returns:
         The model's output, and the result of each tap by name.
@@ -54,7 +61,8 @@ def run(
         >>> output.shape, kept["1"].shape
         (torch.Size([3, 2]), torch.Size([3]))
     """
-    calls = dict.fromkeys(taps, 0)
+    before = before or {}
+    calls, early = dict.fromkeys(taps, 0), dict.fromkeys(before, 0)
     kept: dict[str, Any] = {}
 
     def keep(name: str, tap: Tap) -> Callback:
@@ -65,14 +73,30 @@ def run(
 
         return callback
 
-    output = lend(model, {name: keep(name, tap) for name, tap in taps.items()}, lambda inner: inner(*args, **kwargs))
-    if any(count != 1 for count in calls.values()):
-        raise RuntimeError(_not_once(calls))
+    def show(name: str, tap: Tap) -> Callback:
+        def callback(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            early[name] += 1
+            if early[name] == 1:
+                tap((*inputs, *named.values()))
+
+        return callback
+
+    after, first = (
+        {name: wrap(name, tap) for name, tap in some.items()} for wrap, some in ((keep, taps), (show, before))
+    )
+    output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
+    if any(count != 1 for some in (calls, early) for count in some.values()):
+        raise RuntimeError(_not_once({**calls, **early}))
     return output, {name: kept[name] for name in taps}
 
 
 def lend(
-    model: nn.Module, callbacks: Mapping[str, Callback], work: Callable[[nn.Module], T], *, exclusive: bool = False
+    model: nn.Module,
+    callbacks: Mapping[str, Callback],
+    work: Callable[[nn.Module], T],
+    *,
+    before: Mapping[str, Callback] | None = None,
+    exclusive: bool = False,
 ) -> T:
     """Lend the model, free of wrappers, to `work`; each named layer's outputs go to its callback.
 
@@ -82,6 +106,7 @@ def lend(
         model: any `nn.Module`.
         callbacks: for each dotted layer name what to call with each of its outputs, in this thread alone.
         work: runs the model.
+        before: likewise, what to call with the inputs of each of its calls, before it runs; the output is None.
         exclusive: let no other thread change a model meanwhile, because `work` changes something that they share.
 
     Example:
@@ -90,7 +115,7 @@ def lend(
         >>> lend(model, callbacks, lambda inner: inner(torch.randn(3, 4))).shape, shapes
         (torch.Size([3, 8]), [torch.Size([3, 8])])
     """
-    layers = find(model, callbacks)
+    layers = find(model, [*callbacks, *(before or ())])
     scripted = [name for name, layer in layers.items() if isinstance(layer, torch.jit.ScriptModule)]
     if scripted:
         raise RuntimeError(
@@ -106,6 +131,10 @@ def lend(
             hook = _Hook(call, callback)  # put there by hand, as an interrupt could cut the method of torch in two
             layers[name]._forward_hooks_with_kwargs[hook] = True  # type: ignore[index]
             layers[name]._forward_hooks[hook] = hook  # type: ignore[index]
+        for name, callback in (before or {}).items():
+            hook = _Before(call, callback)
+            layers[name]._forward_pre_hooks_with_kwargs[hook] = True  # type: ignore[index]
+            layers[name]._forward_pre_hooks[hook] = hook  # type: ignore[index]
         return work(root)
 
     # An interrupt can come after each call but nowhere else: what must be undone is undone by the first call that
@@ -294,9 +323,17 @@ class _Hook:
             torch._C._set_grad_enabled(gradients)
 
 
+class _Before(_Hook):
+    """Calls back for what a layer is given, before it runs."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        return super().__call__(module, args, rest[0] if rest else {}, None)
+
+
 def _sweep(layer: nn.Module) -> None:
     """Remove the hooks of calls that have ended, also of those that a fork or an interrupt left behind."""
-    for hooks in (layer._forward_hooks, layer._forward_hooks_with_kwargs):
+    after = (layer._forward_hooks, layer._forward_hooks_with_kwargs)
+    for hooks in (*after, layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs):
         for key in list(hooks) if hooks else ():  # a copy in one step, as other threads add theirs
             if isinstance(key, _Hook) and key.call.process is not _process:
                 hooks.pop(key, None)

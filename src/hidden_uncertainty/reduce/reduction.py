@@ -15,6 +15,7 @@ from ..precision import gradients, precise
 from .pca import StreamingPCA, check_finite
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
+Read = Literal["output", "input"]
 LARGEST = 1e15  # centred activations saturate here: the squares of 100 million of them still sum to a float32
 
 
@@ -44,6 +45,8 @@ class Reduce:
         select: which tensor, when the layer gives a tuple (its index) or a dict (its key).
         residual: append the logarithm of the energy that the projection drops as one more number, so that it is part of
             the density. No effect where nothing is dropped.
+        normalise: bring each vector to length one, before principal components are taken.
+        read: the layer's `"output"`, or its `"input"`: what a network's last layer reads is often given by none.
 
     Example:
         >>> Reduce("channels").flat(torch.ones(8, 64, 7, 7)).shape
@@ -55,6 +58,8 @@ class Reduce:
     token: int = 0
     select: int | str | None = None
     residual: bool = False
+    normalise: bool = False
+    read: Read = "output"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -74,8 +79,11 @@ class Reduce:
             raise ValueError(f"token must be a whole number, got {self.token!r}.")
         if self.select is not None and not _is_int(self.select) and not isinstance(self.select, str):
             raise ValueError(f"select must be an index, a key or None, got {self.select!r}.")
-        if not isinstance(self.residual, bool):
-            raise ValueError(f"residual must be True or False, got {self.residual!r}.")
+        for name in ("residual", "normalise"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.read not in get_args(Read):
+            raise ValueError(f"read must be 'output' or 'input', got {self.read!r}.")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
@@ -124,6 +132,8 @@ class Reduce:
         elif self.how == "tokens" and activation.ndim > 2:
             activation = activation.flatten(1, -2).mean(1, dtype=dtype)
         activation = activation.unsqueeze(1) if activation.ndim == 1 else activation.flatten(1)
+        if self.normalise:
+            return _unit(activation.to(dtype))
         return activation.to(dtype, copy=copy)
 
     def check_shape(self, layer: str, fitted: tuple[int, ...], now: tuple[int, ...]) -> None:
@@ -348,6 +358,13 @@ class ReductionFit:
         # float32 rounds the difference of two energies at 1e-7 of them: nothing below 1e-6 of the total is real.
         floor = 1e-3 * residual.clamp(min=0) + 1e-6 * total
         reduction.floor = floor.clamp(min=torch.finfo(torch.float32).tiny).float().to(reduction.basis.device)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Rows (n, D) divided by their lengths; zeros stay. By the largest number first, so that no square underflows."""
+    tiny = torch.finfo(x.dtype).tiny
+    x = x / x.abs().amax(1, keepdim=True).clamp(min=tiny)
+    return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=tiny)
 
 
 def _is_int(value: object) -> bool:

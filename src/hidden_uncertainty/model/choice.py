@@ -1,0 +1,225 @@
+"""Which layers to read when none is named: what the head reads, and two that come before it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from . import capture
+from .batches import Batch
+
+SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
+MOST = 0.8  # a part of the network that has more than this share of them is looked into
+How = Literal["flatten", "channels", "tokens", "token"]
+
+
+class Choice(NamedTuple):
+    """A layer to read, how its activations become a vector, and why it was chosen."""
+
+    layer: str
+    read: Literal["input", "output"]
+    how: How
+    token: int
+    width: int
+    reason: str
+
+
+class View(NamedTuple):
+    """A way from an activation to one vector per input."""
+
+    how: How
+    token: int = 0
+
+
+@dataclass(eq=False)
+class _Call:
+    """What a layer took and gave while the model ran."""
+
+    name: str
+    weighted: bool  # it has weights and no parts
+    done: int  # calls of layers with weights that had ended with it
+    before: type[nn.Module] | None  # the last of these layers
+    taken: Tensor | None  # of the shape of its input, without memory
+    given: Tensor | None  # of the shape of its output, without memory
+    views: dict[View, Tensor]  # its output as one vector per input, (n, k)
+
+
+def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = None) -> list[Choice]:
+    """The features that the head reads, last, and up to two layers before it.
+
+    The head is the layer with weights whose output is the network's own, as it is or up to a softmax, a sigmoid, a mean
+    over places or tokens, or one token. It is found by running the model on a batch, not by its name.
+
+    Args:
+        model: any `nn.Module`.
+        batch: where the model is.
+        output: which tensor, when the network returns several.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> for choice in choose_layers(model, Batch((torch.randn(9, 4),), {}, None)):
+        ...     print(choice.layer, choice.read, "-", choice.reason)
+        0 output - the layer after 1 of 2 with weights before the head
+        4 input - what the layer that gives the network's output reads
+    """
+    calls, result = _watch(model, batch)
+    often = Counter(call.name for call in calls)
+    once = [call for call in calls if often[call.name] == 1]
+    scores = capture.select(result, output, "the network", "output")
+    head, choice = _head([call for call in once if call.weighted], scores)
+    before = calls[: next(i for i, call in enumerate(calls) if call is head)]
+    total = sum(call.weighted for call in before) + (choice.read == "output")
+    padded = any("mask" in name for name in batch.kwargs)  # a mean over tokens would count padding
+    names = _level(model, [call.name for call in before if call.weighted])
+    others = [
+        call
+        for call in before
+        if call.name in names and call in once and 0 < call.done < total and _readable(call.given, len(scores))
+    ]
+    others = [call for call in others if not (padded and _view(call).how == "tokens")]
+    found: list[_Call] = []
+    for share in SHARES:
+        left = [call for call in others if call not in found]
+        if left:
+            found.append(min(left, key=lambda call: abs(call.done / total - share)))
+    found.sort(key=lambda call: call.done)
+    return [*(_before(call, total) for call in found), choice]
+
+
+def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
+    """All calls of layers, in the order in which they end, and what the model returns."""
+    calls: list[_Call] = []
+    modules = {name: module for name, module in capture.named(model) if not isinstance(module, torch.jit.ScriptModule)}
+    last: type[nn.Module] | None = None
+    done = 0
+
+    def noting(name: str, module: nn.Module) -> capture.Callback:
+        leaf = not any(True for _ in module.children())
+        weighted = leaf and any(weight.ndim > 1 for weight in module.parameters(recurse=False))
+
+        def note(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal last, done
+            if weighted:
+                last, done = type(module), done + 1
+            given = _tensor(output)
+            views = _views(given) if weighted and given is not None else {}
+            shapes = (_shape(_tensor((*args, *kwargs.values()))), _shape(given))
+            calls.append(_Call(name, weighted, done, last, *shapes, views))
+
+        return note
+
+    callbacks = {name: noting(name, module) for name, module in modules.items()}
+    result = capture.lend(model, callbacks, lambda inner: inner(*batch.args, **batch.kwargs))
+    return calls, result
+
+
+def _head(calls: Sequence[_Call], scores: Tensor) -> tuple[_Call, Choice]:
+    """The layer that gives the network's output, and what to read of it."""
+    if not calls:
+        raise ValueError("no layer with weights was called once, so none can be chosen: name one with layers=.")
+    scores = scores.reshape(len(scores), -1)
+    known = [call for call in reversed(calls) if _readable(call.taken, len(scores))]
+    for alike, reason in (
+        (_same, "what the layer that gives the network's output reads"),
+        (_as_wide, "what the last layer as wide as the network's output reads"),
+    ):
+        for call in known:
+            for view, values in call.views.items():
+                assert call.taken is not None
+                if alike(values, scores) and (view.how == "flatten") == (call.taken.ndim <= 2):
+                    return call, Choice(call.name, "input", *view, _width(call.taken, view), reason)
+    call = calls[-1]
+    if not _readable(call.given, len(scores)):
+        raise ValueError("what the head reads was not found: name a layer with layers=.")
+    assert call.given is not None
+    view = _view(call)
+    reason = "the last layer with weights; no layer gives the network's output"
+    return call, Choice(call.name, "output", *view, _width(call.given, view), reason)
+
+
+def _before(call: _Call, total: int) -> Choice:
+    assert call.given is not None
+    view = _view(call)
+    reason = f"the layer after {call.done} of {total} with weights before the head"
+    return Choice(call.name, "output", *view, _width(call.given, view), reason)
+
+
+def _level(model: nn.Module, weighted: Sequence[str]) -> set[str]:
+    """Names of the parts that a network is made of: those of its largest part, where that is nearly all of it."""
+    within = ""
+    while True:
+        start = f"{within}." if within else ""
+        parts = {name for name, _ in capture.named(model) if name.startswith(start) and name != within}
+        parts = {name for name in parts if "." not in name.removeprefix(start)}
+        sizes = {part: sum(name == part or name.startswith(f"{part}.") for name in weighted) for part in parts}
+        largest = max(sizes, key=lambda part: sizes[part], default="")
+        deeper = any(name.startswith(f"{largest}.") for name in weighted)
+        if not largest or not deeper or sizes[largest] <= MOST * len(weighted):
+            return parts
+        within = largest
+
+
+def _same(values: Tensor, scores: Tensor) -> bool:
+    """Whether these are the network's outputs, as they are or before a softmax or a sigmoid."""
+    if values.shape != scores.shape:
+        return False
+    values, scores = values.double(), scores.double()
+    made = [(values, scores), (values.softmax(1), scores), (values.sigmoid(), scores)]
+    if values.shape[1] > 1:
+        made.append((values.log_softmax(1), scores.log_softmax(1)))
+    return any(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in made if one.shape[1] > 0)
+
+
+def _as_wide(values: Tensor, scores: Tensor) -> bool:
+    return values.shape == scores.shape
+
+
+def _tensor(value: Any) -> Tensor | None:
+    """The first tensor of numbers in what a layer took or gave."""
+    return next((part for part in _tensors(value) if part.is_floating_point() and not part.is_nested), None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _shape(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty_like(tensor, device="meta")
+
+
+def _readable(tensor: Tensor | None, n: int) -> bool:
+    return tensor is not None and tensor.ndim > 1 and len(tensor) == n and tensor.numel() > 0
+
+
+def _views(tensor: Tensor) -> dict[View, Tensor]:
+    """What an activation may be as one vector per input, copied."""
+    if tensor.ndim <= 2:
+        return {View("flatten"): tensor.reshape(len(tensor), -1).clone()} if tensor.ndim else {}
+    if tensor.ndim == 3:
+        tokens = {View("token", 0): tensor[:, 0].clone(), View("token", -1): tensor[:, -1].clone()}
+        return {View("tokens"): tensor.mean(1), **tokens}
+    return {View("channels"): tensor.flatten(2).mean(2), View("tokens"): tensor.flatten(1, -2).mean(1)}
+
+
+def _view(call: _Call) -> View:
+    """How an activation of this layer is pooled: convolutions have their channels first, others last."""
+    assert call.given is not None
+    if call.given.ndim == 2:
+        return View("flatten")
+    return View("channels" if call.before is not None and issubclass(call.before, _ConvNd) else "tokens")
+
+
+def _width(tensor: Tensor, view: View) -> int:
+    return tensor.shape[1 if view.how == "channels" else -1]
