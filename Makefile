@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/hidden-uncertainty demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check .
