@@ -41,7 +41,7 @@ QUICK: dict[str, Any] = {
     "device": {"size": 64, "copied": 1 << 16},
     "em-d100": {"dim": 4, "rows": 2000, "steps": 2, "sklearn_seconds": 20.0},
     "em-d512": {"dim": 8, "rows": 2000, "steps": 1},
-    "fit-d512": {"dim": 8, "rows": 1000},
+    "fit-d512": {"dim": 8, "rows": 1000, "max_iter": 2},
     "score-10k": {"dim": 8, "rows": 50, "train_rows": 500},
     "score-1m": {"dim": 8, "rows": 200, "train_rows": 500, "tried_rows": 50},
     "pca": {"rows": 200, "dim": 2304, "keep": 4},

@@ -66,11 +66,12 @@ def em(device: Device, *, name: str, dim: int, rows: int, steps: int, sklearn_se
     yield entry
 
 
-def fit(device: Device, *, name: str, dim: int, rows: int) -> Iterator[Entry]:
+def fit(device: Device, *, name: str, dim: int, rows: int, max_iter: int = 300) -> Iterator[Entry]:
     """A whole fit with its start, as a user calls it: with the defaults, and with the paper's setting."""
     z, y = clusters(CLASSES, COMPONENTS, rows, dim, device.torch)
     init = median(_start_seconds(device, dim, rows))
-    densities = {"": GaussianMixture(COMPONENTS), "-no-shrinkage": GaussianMixture(COMPONENTS, shrinkage=None)}
+    mixture = partial(GaussianMixture, COMPONENTS, max_iter=max_iter)
+    densities = {"": mixture(), "-no-shrinkage": mixture(shrinkage=None)}
     for suffix, density in densities.items():
         run = partial(_fit_silently, density, z, y)
         with _seen_fits() as fits:

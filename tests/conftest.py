@@ -47,9 +47,13 @@ def trained_once() -> nn.Module:
 
 
 @pytest.fixture
-def data():
-    """Loaders of training, unseen and test data, and inputs far from all of them."""
+def data(data_once):
+    """Loaders of training, unseen and test data, and inputs far from all of them; a copy for each test."""
+    return copy.deepcopy(data_once)
 
+
+@pytest.fixture(scope="session")
+def data_once():
     def load(n: int, seed: int, batch: int = 100) -> list[tuple[torch.Tensor, torch.Tensor]]:
         x, y = blobs(n, seed)
         return list(zip(x.split(batch), y.split(batch), strict=True))

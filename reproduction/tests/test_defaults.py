@@ -63,4 +63,4 @@ def loaded(folder: Path) -> list[Tensor]:
 
 @pytest.mark.parametrize("run", [trained, perceptrons, segmentation, loaded])
 def test_the_default_device_changes_nothing(run: Callable[[Path], list[Tensor]], tmp_path: Path) -> None:
-    assert_same("device", run, tmp_path)
+    assert_same(["device"], run, tmp_path)

@@ -102,12 +102,12 @@ BUILD: dict[str, Kind] = {
 }
 
 
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=BUILD, scope="module")
 def name(request):
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kind(name):
     return BUILD[name]
 
@@ -118,8 +118,15 @@ def able(name):
 
 
 @pytest.fixture
-def fitted(kind, trained, data):
-    return kind.build(trained).fit(data["train"], calibration=data["unseen"])
+def fitted(fitted_once):
+    """A fitted method, with a model of its own; a copy for each test."""
+    return copy.deepcopy(fitted_once)
+
+
+@pytest.fixture(scope="module")
+def fitted_once(kind, trained_once, data_once):
+    model, data = copy.deepcopy((trained_once, data_once))
+    return kind.build(model).fit(data["train"], calibration=data["unseen"])
 
 
 def close(one, other, rtol=0.0, atol=0.0, ranks=0):

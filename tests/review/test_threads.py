@@ -272,7 +272,8 @@ FORKS = """
     waits = True
     threading.Thread(target=detector, args=[x], daemon=True).start()
     inside.wait(20)
-    # In the middle of a call, where our locks are held; elsewhere, a fork may also find those of torch itself held.
+    # In the middle of a call, where our locks are held. While threads compute, a fork may also find a lock of torch
+    # held: of children that run a bare network, without a detector, some then hang in its first product.
     print(fork(), fork(), flush=True)
     os._exit(0)
 """

@@ -42,10 +42,10 @@ OTHERS = ["ensemble", "mc-dropout"]
 
 
 def _room(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A wall that is the darker the farther, (48, 64, 3) of bytes, and its depth in millimetres, (24, 32)."""
+    """A wall that is the darker the farther, (32, 48, 3) of bytes, and its depth in millimetres, (16, 24)."""
     near, far = random.uniform(1, 3), random.uniform(3, 8)
-    depth = np.linspace(near, far, 32)[None] * np.linspace(1, random.uniform(1, 1.3), 24)[:, None]
-    light = 250 * np.exp(-depth / 4).repeat(2, 0).repeat(2, 1)[..., None] + random.normal(0, 6, (48, 64, 3))
+    depth = np.linspace(near, far, 24)[None] * np.linspace(1, random.uniform(1, 1.3), 16)[:, None]
+    light = 250 * np.exp(-depth / 4).repeat(2, 0).repeat(2, 1)[..., None] + random.normal(0, 6, (32, 48, 3))
     return light.clip(0, 255).astype(np.uint8), (1000 * depth).astype(np.uint16)
 
 
