@@ -44,6 +44,8 @@ DENSITIES: dict[str, tuple[Callable[[int], Density], Callable[[], Data]]] = {
     "tied": (lambda seed: GaussianMixture(3, covariance="tied", seed=seed), classes),
     "diag": (lambda seed: GaussianMixture(3, covariance="diag", seed=seed), classes),
     "spherical": (lambda seed: GaussianMixture(3, covariance="spherical", seed=seed), classes),
+    "pooled": (lambda seed: GaussianMixture(covariance="pooled", seed=seed), classes),
+    "nearly pooled": (lambda seed: GaussianMixture(pooling=10, seed=seed), classes),
     "full, double": (lambda seed: GaussianMixture(2, dtype="float64", seed=seed), classes),
     "joint": (lambda seed: JointMixture(3, seed=seed), numbers),
     "joint, diag": (lambda seed: JointMixture(3, covariance="diag", seed=seed), numbers),

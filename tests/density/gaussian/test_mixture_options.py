@@ -77,6 +77,7 @@ def test_keeps_the_configuration_it_was_given() -> None:
         "max_iter": 500,
         "restarts": 2,
         "min_samples": 5,
+        "pooling": 0.0,
         "dtype": "float64",
         "seed": 3,
     }
@@ -114,7 +115,13 @@ def test_packed_factors_follow_what_they_are_made_of(rows: int) -> None:
         ({"max_iter": 0}, "max_iter must be"),
         ({"restarts": 0}, "restarts must be"),
         ({"min_samples": 0}, "min_samples must be"),
-        ({"covariance": "round"}, r"covariance must be one of \('full', 'tied', 'diag', 'spherical'\), not 'round'"),
+        ({"covariance": "pooled", "components": 2}, "components must be 1, not 2"),
+        ({"pooling": 1.0, "components": 2}, "components must be 1, not 2"),
+        ({"pooling": -1.0}, "pooling must be zero or more, and finite, not -1.0"),
+        (
+            {"covariance": "round"},
+            r"covariance must be one of \('full', 'tied', 'diag', 'spherical', 'pooled'\), not 'round'",
+        ),
         ({"shrinkage": "some"}, r"shrinkage must be 'auto', one of \('ledoit-wolf', 'oas'\) or None, not 'some'"),
         (
             {"shrinkage": "oas", "covariance": "diag"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ def fit_classes(
     min_samples: int,
     seed: int,
     variance: float | None = None,
+    pooling: float = 0.0,
 ) -> ClassFit:
     """Fit one mixture per class to rows z (n, d) with classes y (n,).
 
@@ -51,6 +52,8 @@ def fit_classes(
         seed: of the directions in which all starts but the first split clusters.
         variance: None is that of all rows around the means of their classes, averaged over dimensions; where rows
             repeat within classes it is that around the mean of all, and where all are the same, their mean square.
+        pooling: where it is not zero, the covariance of each class is averaged with the pooled one, as if that came
+            with this many times d rows more.
     """
     classes, counts = y.unique(return_counts=True)
     sizes = counts.tolist()
@@ -71,7 +74,8 @@ def fit_classes(
     for _ in range(restarts - 1):
         starts.append(torch.randn(components, z.shape[1], generator=random, dtype=torch.float64, device="cpu").to(z))
     out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
-    small = [c for c, size in enumerate(sizes) if size < min_samples]
+    one_for_all = options.covariance == "pooled"
+    small = [c for c, size in enumerate(sizes) if size < min_samples or pooling or one_for_all]
     with progress_bar("fitting mixtures", len(sizes)) as bar:
         for stack in _stacks(sizes, granted, z, leave_out=small):
             x, present = _pad([rows[c] for c in stack])
@@ -84,10 +88,10 @@ def fit_classes(
             out.store(stack, best)
             bar.advance(len(stack), likelihood=float(best.log_likelihood.mean()) - z.shape[1] * math.log(unit))
         if small:
-            pooled = _pooled(rows, options.shrinkage)
+            scatter, pooled = _pooled(rows, options.shrinkage, keep=() if one_for_all else small)
             for c in small:
-                out.store([c], _borrow(rows[c][None], pooled, options))
-            bar.advance(len(small))
+                out.store([c], _borrow(rows[c], scatter.pop(c, None), pooled, (pooling or 1.0) * z.shape[1], options))
+                bar.advance()
     names = classes.tolist()
     if not bool(out.sound.all()):
         bad = [names[c] for c in (~out.sound).nonzero()[:, 0].tolist()]
@@ -99,7 +103,7 @@ def fit_classes(
         f"class {names[c]} came {size} times, too few for {components} components of {min_samples} samples each: "
         f"fitted {granted[c]}" + (", shrunk towards the pooled covariance" if size < min_samples else "")
         for c, size in enumerate(sizes)
-        if granted[c] < components or size < min_samples
+        if (granted[c] < components or size < min_samples) and not (pooling or one_for_all)
     ]
     log_weight, mean, factor = out.mixtures
     mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
@@ -175,30 +179,42 @@ def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     return x, (torch.arange(x.shape[1], device=x.device) < size[:, None]).to(x.dtype)
 
 
-def _pooled(rows: list[Tensor], shrinkage: Shrinkage | None) -> Tensor:
-    """The covariance within classes, over all of them: (d, d), float64."""
+def _pooled(rows: list[Tensor], shrinkage: Shrinkage | None, keep: Collection[int]) -> tuple[dict[int, Tensor], Tensor]:
+    """Σ x xᵀ of centred rows of some classes, and the covariance within all of them, (d, d), in float64."""
+    kept: dict[int, Tensor] = {}
     total = torch.zeros(rows[0].shape[1], rows[0].shape[1], dtype=torch.float64, device=rows[0].device)
     fourth = torch.zeros((), dtype=torch.float64, device=total.device)
     count = sum(len(r) for r in rows)
-    for r in rows:
+    for c, r in enumerate(rows):
         centred = r.double() - r.double().mean(0)
-        total += gram(centred[None])[0]
+        scatter = gram(centred[None])[0]
+        total += scatter
         fourth += centred.square().sum(1).square().sum()
+        if c in keep:
+            kept[c] = scatter
     total /= count
     if shrinkage is None:
-        return total
+        return kept, total
     total = total[None, None]
     target = find_target(total, total.new_full((1, 1), count), fourth[None, None], shrinkage)
-    return target.shrink(total)[0, 0]
+    return kept, target.shrink(total)[0, 0]
 
 
-def _borrow(x: Tensor, pooled: Tensor, options: EMOptions) -> Fit:
-    """One Gaussian for a small class, its covariance averaged with the pooled one as if that were d samples more."""
-    n, dim = x.shape[1:]
-    mean = x.double().mean(1, keepdim=True)  # (1, 1, d)
-    cov = (gram(x.double() - mean) + dim * pooled) / (n + dim)
+def _borrow(x: Tensor, scatter: Tensor | None, pooled: Tensor, weight: float, options: EMOptions) -> Fit:
+    """One Gaussian for a class.
+
+    Args:
+        x: its rows, (n, d).
+        scatter: Σ x xᵀ of its centred rows, (d, d); None leaves it out.
+        pooled: the covariance of all classes.
+        weight: how many rows that counts for.
+        options: the form of the covariance, and what is added to it.
+    """
+    n, dim = x.shape
+    mean = x.double().mean(0)[None, None]  # (1, 1, d)
+    cov = (pooled.clone() if scatter is None else (scatter + weight * pooled) / (n + weight))[None]
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
-    if options.covariance in ("full", "tied"):
+    if options.covariance in ("full", "tied", "pooled"):
         factor, good = precision_factor(cov)
     else:
         variance = cov.diagonal(dim1=-2, dim2=-1)  # (1, d)
@@ -214,7 +230,7 @@ class _Buffers:
     """Parameters of all classes, filled stack by stack; components that a class does not have weigh nothing."""
 
     def __init__(self, classes: int, components: int, dim: int, covariance: Covariance, like: Tensor) -> None:
-        self.tied = covariance == "tied"
+        self.covariance = covariance
         self.mixtures = Mixtures(
             like.new_full((classes, components), -torch.inf),
             like.new_zeros(classes, components, dim),
@@ -230,7 +246,9 @@ class _Buffers:
         k = log_weight.shape[1]
         self.mixtures.log_weight[index, :k] = log_weight
         self.mixtures.mean[index, :k] = mean
-        if self.tied:
+        if self.covariance == "pooled":
+            self.mixtures.factor.copy_(factor)
+        elif self.covariance == "tied":
             self.mixtures.factor[index] = factor
         else:
             self.mixtures.factor[index, :k] = factor

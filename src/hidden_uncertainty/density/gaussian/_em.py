@@ -20,7 +20,7 @@ FOLLOW = 0.1  # nats that log p would still change by, below which shrinkage sta
 SLOWEST = 0.98  # each change is taken to be at most this share of the one before, or the rest would have no end
 INFLATION = 1e4  # of a variance over what the other features leave of it: log p in float32 is off by 1e-6 of this
 
-Covariance = Literal["full", "tied", "diag", "spherical"]
+Covariance = Literal["full", "tied", "diag", "spherical", "pooled"]
 
 
 class EMOptions(NamedTuple):
@@ -38,7 +38,8 @@ class Mixtures(NamedTuple):
 
     log_weight: Tensor  # (B, k)
     mean: Tensor  # (B, k, d)
-    factor: Tensor  # W with Σ⁻¹ = W Wᵀ: full (B, k, d, d), tied (B, d, d); 1/σ: diag (B, k, d), spherical (B, k)
+    # W with Σ⁻¹ = W Wᵀ: full (B, k, d, d), tied (B, d, d), pooled (1, d, d); 1/σ: diag (B, k, d), spherical (B, k)
+    factor: Tensor
 
 
 class Fit(NamedTuple):
@@ -56,6 +57,7 @@ def factor_shape(classes: int, components: int, dim: int, covariance: Covariance
     shapes: dict[str, tuple[int, ...]] = {
         "full": (classes, components, dim, dim),
         "tied": (classes, dim, dim),
+        "pooled": (1, dim, dim),
         "diag": (classes, components, dim),
         "spherical": (classes, components),
     }
@@ -66,11 +68,11 @@ def log_scale(mixtures: Mixtures, covariance: Covariance) -> Tensor:
     """log w_k + log |W_k| - d/2 log 2π, a component's log-density without its distance, in float64: (B, k)."""
     log_weight, mean, factor = mixtures
     dim = mean.shape[-1]
-    if covariance in ("full", "tied"):
+    if covariance in ("full", "tied", "pooled"):
         factor = factor.diagonal(dim1=-2, dim2=-1)
     determinant = factor.double().log()
     determinant = dim * determinant if covariance == "spherical" else determinant.sum(-1)
-    if covariance == "tied":
+    if covariance in ("tied", "pooled"):
         determinant = determinant[:, None]
     return log_weight + determinant - 0.5 * dim * math.log(2 * math.pi)
 
@@ -79,7 +81,7 @@ def whiten_means(mean: Tensor, factor: Tensor, covariance: Covariance) -> Tensor
     """μ_k W_k, so that distances need no mean: (B, k, d)."""
     if covariance == "full":
         return (mean[..., None, :] @ factor)[..., 0, :]
-    if covariance == "tied":
+    if covariance in ("tied", "pooled"):
         return mean @ factor
     return mean * (factor if covariance == "diag" else factor[..., None])
 

@@ -30,6 +30,7 @@ OPTIONS = (
     "max_iter",
     "restarts",
     "min_samples",
+    "pooling",
     "dtype",
     "seed",
 )
@@ -52,10 +53,11 @@ class GaussianMixture(Density):
     came with that. A warning names these classes.
 
     Args:
-        components: Gaussians per class.
-        covariance: `"full"`, `"tied"` (one per class, shared by its components), `"diag"` or `"spherical"`.
+        components: Gaussians per class; None is 5, or 1 where classes share covariances.
+        covariance: `"full"`, `"tied"` (one per class, shared by its components), `"diag"`, `"spherical"`, or `"pooled"`
+            (one for all classes, around their means).
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
-            `"auto"` is Ledoit-Wolf for full and tied covariances, and None for the others.
+            `"auto"` is Ledoit-Wolf for full, tied and pooled covariances, and None for the others.
         ridge: added to the diagonal of every covariance, as a share of the variance of all activations around the
             means of their classes, averaged over dimensions.
         tol: EM stops when log p(z | y) of a class's activations would change by less than this, in nats and on
@@ -64,6 +66,8 @@ class GaussianMixture(Density):
         restarts: starts tried for each class; the likeliest result is kept. The first one splits clusters along their
             leading directions, the others near directions drawn at random.
         min_samples: samples that a class must have for each component it starts with.
+        pooling: for one component, average the covariance of each class with the pooled one, as if that came with this
+            many times d samples more; zero leaves them apart.
         dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too close
             to singular for float32 is fitted in float64 anyway, and stored in `dtype`.
         seed: of these draws; with one start nothing is drawn.
@@ -92,7 +96,7 @@ class GaussianMixture(Density):
 
     def __init__(
         self,
-        components: int = 5,
+        components: int | None = None,
         *,
         covariance: Covariance = "full",
         shrinkage: Shrinkage | Literal["auto"] | None = "auto",
@@ -101,18 +105,25 @@ class GaussianMixture(Density):
         max_iter: int = 300,
         restarts: int = 1,
         min_samples: int = 10,
+        pooling: float = 0.0,
         dtype: Literal["float32", "float64"] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        share = covariance == "pooled" or pooling > 0
+        components = (1 if share else 5) if components is None else components
         check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
         check_covariance(covariance, get_args(Covariance), shrinkage)
         check_dtype(dtype)
         if not ridge >= 0:
             raise ValueError(f"ridge must be zero or more, not {ridge}.")
+        if not 0 <= pooling < float("inf"):
+            raise ValueError(f"pooling must be zero or more, and finite, not {pooling}.")
+        if share and components != 1:
+            raise ValueError(f"classes share covariances of one Gaussian each: components must be 1, not {components}.")
         self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
         self.ridge, self.tol, self.max_iter, self.restarts = ridge, tol, max_iter, restarts
-        self.min_samples, self.dtype, self.seed = min_samples, dtype, seed
+        self.min_samples, self.pooling, self.dtype, self.seed = min_samples, pooling, dtype, seed
         for name in BUFFERS:
             self.register_buffer(name, None)
         for name in ("packed", "shift", "spread", "wide"):
@@ -123,7 +134,7 @@ class GaussianMixture(Density):
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         z, y = check_classes(z, y, self.dtype)
         shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
-        if self.shrinkage == "auto" and self.covariance in ("full", "tied"):
+        if self.shrinkage == "auto" and self.covariance in ("full", "tied", "pooled"):
             shrinkage = "ledoit-wolf"
         fit = fit_classes(
             z,
@@ -133,6 +144,7 @@ class GaussianMixture(Density):
             restarts=self.restarts,
             min_samples=self.min_samples,
             seed=self.seed,
+            pooling=self.pooling,
         )
         log_weight, mean, factor = fit.mixtures
         self.classes, self.center, self.log_weight, self.factor = fit.classes, fit.center, log_weight, factor
@@ -213,11 +225,16 @@ class GaussianMixture(Density):
             if shift is not None:
                 return shared_squares(x, packed[:, :, 0], shift)
             return packed_squares(x[None], packed.flatten(1, 2)[None])[0].unflatten(1, packed.shape[1:3])
+        if self.covariance == "pooled":
+            bias = self.bias if rows is None else self.bias[rows]
+            return distances(x[None], self.factor, bias.transpose(0, 1), "tied")[0][..., None]
         factor, bias = (self.factor, self.bias) if rows is None else (self.factor[rows], self.bias[rows])
         return distances(x[None], factor, bias, self.covariance).transpose(0, 1)
 
     def _bias(self, mean: Tensor, factor: Tensor) -> Tensor:
         """Centred means (C, k, d) times their factors in float64, in parts: a thousand classes take 34 GB."""
+        if self.covariance == "pooled":
+            return whiten_means(mean, factor.double(), self.covariance).to(factor.dtype)
         some = max(1, CHUNK // factor[0].numel())
         parts = zip(mean.split(some), factor.split(some), strict=True)
         return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
@@ -226,15 +243,15 @@ class GaussianMixture(Density):
         self.packed = self.shift = self.spread = self.wide = None
         self._steep = False
         shared = self.covariance == "tied"
-        if self.factor is None or not (shared or self.covariance == "full"):
+        if self.factor is None or self.covariance in ("diag", "spherical"):
             return
         # Class by class, as copies in float64 go: squares of float32 might overflow.
-        pairs = zip(self.factor, self.bias, strict=True)
+        pairs = [(self.factor, self.bias)] if self.covariance == "pooled" else zip(self.factor, self.bias, strict=True)
         norms = [torch.hypot(*(torch.linalg.vector_norm(t, dtype=torch.float64) for t in pair)) for pair in pairs]
         self.spread = torch.stack(norms).max().to(self.factor.dtype)
         single = torch.float32  # whatever the dtype: it may be cast later
         self._steep = float(self.spread) * farthest(single) * self.bias.shape[-1] ** 0.5 > torch.finfo(single).max / 16
-        if shared and self.components >= MANY:
+        if self.covariance == "pooled" or (shared and self.components >= MANY):
             return
         if self.factor.numel() <= WHOLE:
             self.wide = self.factor.flatten(0, -3).transpose(0, 1).flatten(1)
@@ -300,11 +317,13 @@ class GaussianMixture(Density):
         """Raise a ValueError where the tensors cannot be those of a fit."""
         if self.mean is None:
             return
-        used, full = self.log_weight > -torch.inf, self.covariance in ("full", "tied")
+        used, full = self.log_weight > -torch.inf, self.covariance in ("full", "tied", "pooled")
         expect(self.classes.diff() > 0, "classes do not ascend")
         expect(self.log_weight.logsumexp(1).abs() < 1e-3, "the weights of a class's components do not sum to one")
-        for some, factor in zip(used, self.factor, strict=True):
-            factor = factor if self.covariance == "tied" else factor[some]
+        factors = [
+            f if self.covariance in ("tied", "pooled") else f[u] for f, u in zip(self.factor, used, strict=False)
+        ]
+        for factor in factors:
             check_factor(factor) if full else expect(factor > 0, "a deviation is not positive")
         scale = log_scale(Mixtures(self.log_weight, self.mean, self.factor), self.covariance)[used]
         expect((self.log_scale[used] - scale).abs() <= 1e-3 * (1 + scale.abs()), "log_scale is not that of its factor")
