@@ -22,6 +22,7 @@ from reproduction.studies.layer_depth import study as layer_depth
 from reproduction.studies.layer_depth.data import SHIFTS, Shift
 from reproduction.studies.layer_depth.measures import measure
 from reproduction.studies.layer_depth.scores import Scores, read_layers, read_outputs
+from reproduction.studies.ridge import as_share
 from reproduction.studies.table_1 import scores as table_1_scores
 from reproduction.studies.table_1.cells import Asked
 from reproduction.studies.table_1.rows import DEFAULT
@@ -165,8 +166,10 @@ def test_layers_are_scored_as_by_the_library(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert list(found) == ["layer-1", "layer-4", "softmax"]
     for i, network in enumerate(networks):
-        alone = LatentDensity(network, ["1", "4"], GaussianMixture(**options), task="classification")
-        alone.fit(train.split(500))
+        features = LatentDensity(network, ["1", "4"], task="classification").extract(train.split(500))
+        shares = {name: as_share(options["ridge"], z, features.prediction) for name, z in features.z.items()}
+        densities = {name: GaussianMixture(**{**options, "ridge": share}) for name, share in shares.items()}
+        alone = LatentDensity(network, ["1", "4"], densities, task="classification").fit(train.split(500))
         for step, images in enumerate((test, *inputs.unknown.values())):
             expected = alone(images)
             for name in ("1", "4"):

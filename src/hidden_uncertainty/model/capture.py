@@ -61,9 +61,8 @@ def run(
         >>> output.shape, kept["1"].shape
         (torch.Size([3, 2]), torch.Size([3]))
     """
-    before = before or {}
-    calls, early = dict.fromkeys(taps, 0), dict.fromkeys(before, 0)
     kept: dict[str, Any] = {}
+    calls, early = dict.fromkeys(taps, 0), dict.fromkeys(before or (), 0)
 
     def keep(name: str, tap: Tap) -> Callback:
         def callback(output: Any, *_: Any) -> None:
@@ -81,9 +80,8 @@ def run(
 
         return callback
 
-    after, first = (
-        {name: wrap(name, tap) for name, tap in some.items()} for wrap, some in ((keep, taps), (show, before))
-    )
+    first = {name: show(name, tap) for name, tap in (before or {}).items()}
+    after = {name: keep(name, tap) for name, tap in taps.items()}
     output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
     if any(count != 1 for some in (calls, early) for count in some.values()):
         raise RuntimeError(_not_once({**calls, **early}))
@@ -164,11 +162,7 @@ def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
     """Find layers by their dotted names.
 
     Wrappers are seen through: names are those of the wrapped model, with or without `module.` and `_orig_mod.`, also
-    once the wrapper is gone.
-
-    Args:
-        model: any `nn.Module`.
-        names: dotted names as in `model.named_modules()`; `""` is the model itself.
+    once the wrapper is gone. The name `""` is the model itself.
 
     Example:
         >>> find(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ["1"])
@@ -192,9 +186,6 @@ def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
 def named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield each layer once with its dotted name, as `find` understands it: `named_modules()` without the wrappers.
 
-    Args:
-        model: any `nn.Module`.
-
     Example:
         >>> [name for name, _ in named(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))]
         ['', '0', '1']
@@ -212,12 +203,7 @@ def named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
-    """Return the known names most likely meant: those with the same ending first, then those spelled alike.
-
-    Args:
-        name: what was asked for.
-        known: the names there are.
-        count: at most so many.
+    """The known names most likely meant, at most `count`: those with the same ending first, then those spelled alike.
 
     Example:
         >>> nearest("fc", ["backbone.conv", "backbone.fc", "fc1"])
@@ -282,9 +268,6 @@ def select(output: Any, key: int | str | None, where: str, argument: str = "sele
 
 def device_of(model: nn.Module) -> torch.device | None:
     """Return the device of the model's first parameter or buffer, or `None` when it has neither.
-
-    Args:
-        model: any `nn.Module`.
 
     Example:
         >>> device_of(nn.Linear(4, 8))

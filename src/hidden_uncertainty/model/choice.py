@@ -85,7 +85,7 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
     others = [call for call in others if not (padded and _view(call).how == "tokens")]
     found: list[_Call] = []
     for share in SHARES:
-        left = [call for call in others if call not in found]
+        left = [call for call in others if all(call.done != other.done for other in found)]
         if left:
             found.append(min(left, key=lambda call: abs(call.done / total - share)))
     found.sort(key=lambda call: call.done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
@@ -38,7 +39,7 @@ def test_one_covariance_for_all_classes(scale: float) -> None:
     wanted = [multivariate_normal(means[c] / scale, covariance / scale**2).logpdf(z / scale) for c in means]
     found = density.log_prob(z, density.classes)
     unit = DIM * math.log(scale)  # scipy takes small covariances for singular
-    torch.testing.assert_close(found + unit, torch.tensor(wanted).T, rtol=1e-9, atol=1e-8)
+    torch.testing.assert_close(found + unit, torch.from_numpy(np.stack(wanted, axis=1)), rtol=1e-9, atol=1e-8)
     torch.testing.assert_close(density.log_prob(z, torch.tensor([4])), found[:, 2:], rtol=1e-12, atol=1e-12)
     assert density.factor.shape == (1, DIM, DIM)
 
