@@ -26,10 +26,10 @@ from hidden_uncertainty.baselines import (
     SoftmaxEntropy,
 )
 from hidden_uncertainty.baselines.neighbours import NeighbourDistance
-from hidden_uncertainty.baselines.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.scoring.bayes import DensityMethod
-from hidden_uncertainty.scoring.head import Fitted
+from hidden_uncertainty.scoring.fitted import Fitted
+from hidden_uncertainty.scoring.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.scoring.terms import Term
 
 FIELDS = ("prediction", "epistemic", "aleatoric", "log_aleatoric", "p_value", "surprising")
@@ -181,7 +181,7 @@ def test_the_model_is_left_out_of_files_and_moves(trained, data, tmp_path):
         (["bdy"], {}, ValueError, "layer 'bdy' is not in the model; nearest names: 'body'"),
         (["body"], {"condition": "y"}, ValueError, "condition must be 'prediction' or 'label', not 'y'"),
         (["body"], {"task": "ranking"}, ValueError, "task must be one of"),
-        (["body"], {"combine": "first"}, ValueError, "combine must be 'last', 'mean' or weights"),
+        (["body"], {"combine": "first"}, ValueError, "combine must be 'last', 'mean', 'fisher' or weights"),
         (["body"], {"pixels": True}, TypeError, r"pixels must be Pixels\(...\) or None, not True"),
         ([None], {"pixels": Pixels("latent")}, ValueError, "resolution='latent' is the grid of a layer"),
     ],

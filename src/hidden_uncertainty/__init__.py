@@ -14,7 +14,7 @@ from .comparison import Comparison, compare
 from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
 from .detector import Detector
 from .extract import Features, Pixels
-from .latent import LatentDensity
+from .latent import LatentDensity, suggest
 from .model.layers import layers
 from .model.tasks import Classification, Regression
 from .reduce import Reduce
@@ -49,6 +49,7 @@ __all__ = [
     "layers",
     "metrics",
     "plots",
+    "suggest",
 ]
 
 

@@ -26,6 +26,7 @@ ABILITIES: dict[str, Abilities] = {
     "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True),
     "MaxProbability": Abilities(save=True, features=True, pixels=True),
     "Energy": Abilities(save=True, features=True, pixels=True),
+    "GEN": Abilities(save=True, features=True, pixels=True),
     "DeepEnsemble": Abilities(save=False, features=False, pixels=True),
     "MCDropout": Abilities(save=False, features=False, pixels=True),
     "GaussianProcess": Abilities(save=False, features=False, pixels=False),

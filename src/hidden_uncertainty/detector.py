@@ -23,10 +23,12 @@ from .notes import warn
 from .progress import bars
 from .reduce import Reduction
 from .scoring import files
+from .scoring.combination import Combination, Combine, check_combine
 from .scoring.errors import counted
-from .scoring.head import Calibrated, Fitted, FittedTerm, Head, fit_terms
+from .scoring.fitted import Calibrated, Fitted, fit_terms
+from .scoring.head import FittedTerm, Head
 from .scoring.repeats import Kept, read_again
-from .scoring.terms import Combination, Combine, Term, by_name, check_combine
+from .scoring.terms import Term, by_name
 from .uncertainty import Uncertainty
 
 _lock = threading.Lock()  # held while what was fitted is replaced
@@ -52,8 +54,9 @@ class Detector:
         terms: what is read, and by which methods it is scored.
         combine: how the terms' epistemic scores become one: `"last"` takes the last term's; `"mean"` averages them,
             each standardised by its mean and deviation on training data; a mapping from names to weights takes the
-            weighted sum of the scores as they are. What is not combined, such as the aleatoric score, is that of the
-            last term that counts. Each term's own scores are in `u.layers`.
+            weighted sum of the scores as they are; `"fisher"` adds up how rare each is (see `Combination`). What is
+            not combined, such as the aleatoric score, is that of the last term that counts. Each term's own scores are
+            in `u.layers`.
         condition: fit given the network's predictions, as in the paper, or given the labels.
         task: what the network predicts, `"classification"`, `"regression"`, or a task that says more; None infers it
             where the outputs leave no doubt, and logs it.
@@ -134,8 +137,10 @@ class Detector:
 
     @property
     def unit(self) -> str:
-        """The unit of the epistemic score: the leading term's, or deviations where scores are averaged."""
-        return "deviations" if self._combination.learns else self.terms[self._combination.leading].method.unit
+        """The unit of the epistemic score: the leading term's, or that which a combination brings all scores to."""
+        if self._combination.learns:
+            return "nats" if self._combination.tails else "deviations"
+        return self.terms[self._combination.leading].method.unit
 
     @property
     def head(self) -> Head | None:
@@ -157,7 +162,8 @@ class Detector:
                 to tell which pixels to ignore. It is read once, and once or twice more when a layer is wider than its
                 `max_dim`; for pixels it is read once, and once more for a holdout. Methods that look at outputs alone
                 have nothing to fit and do not read it.
-            calibration: data that the network was not trained on, for p-values and thresholds with a guarantee.
+            calibration: data that the network was not trained on, for p-values and thresholds with a guarantee. With
+                `combine="fisher"`, the combination is learnt from a third of them.
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
         """
@@ -178,6 +184,8 @@ class Detector:
                 unseen = self._unseen(kept, reductions)
             fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
             if unseen is not None:
+                if holdout is None:
+                    fitted, unseen = fitted.learn(unseen)
                 fitted = self._calibrate(fitted, unseen, "unseen" if holdout is None else "holdout", kept)
         self._keep(fitted)
         if holdout is not None:
@@ -203,12 +211,7 @@ class Detector:
         return features
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
-        """Fit to features that `extract` gave; they may come from another detector.
-
-        Args:
-            features: of training data.
-            calibration: of data that the network was not trained on.
-        """
+        """Fit to features of training data that `extract` gave, of any detector, and calibrate with unseen ones."""
         require(self, "features")
         features.require(self.layers, features.reductions)
         if calibration is not None:
@@ -224,15 +227,12 @@ class Detector:
                 self.reader.task = type(features.task)(self.reader.output) if own else features.task
             fitted = self._fit_terms(features)
             if calibration is not None:
-                fitted = self._calibrate(fitted, calibration, "unseen")
+                fitted, unseen = fitted.learn(calibration)
+                fitted = self._calibrate(fitted, unseen, "unseen")
         return self._keep(fitted)
 
     def calibrate(self, loader: Iterable[Any]) -> Self:
-        """Take p-values and thresholds from other data than before; what was fitted stays.
-
-        Args:
-            loader: data that the network was not trained on.
-        """
+        """Take p-values and thresholds from other data that the network was not trained on; what was fitted stays."""
         fitted = self._fitted()
         with bars(self.progress):
             kept = Kept(loader, self.reader.unpack)

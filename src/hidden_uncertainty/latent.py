@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from .density import Density
+from .density import Density, GaussianMixture
 from .detector import Detector
-from .extract import Pixels
+from .extract import Features, Pixels
 from .marginal import Marginal
 from .marginal.base import MarginalName
 from .model.batches import Adapter
+from .model.capture import run
+from .model.choice import Choice, Choices, choose_layers
 from .model.tasks import Condition, Task, TaskName
+from .notes import note
 from .precision import gradients
 from .reduce import How, Reduce
 from .scoring.bayes import DensityMethod, Prior
+from .scoring.combination import Combine
 from .scoring.distribution import OutputDistribution, grid
-from .scoring.terms import Combine, Layers, Term, chosen_layers
+from .scoring.outputs import GENMethod
+from .scoring.terms import Layers, Term, chosen_layers
 
+POOLING = 10.0  # of covariances of classes, which score better than one for all while there is enough to fit them
+LARGEST = 1 << 23  # numbers in these covariances at most: products with more take as long as small networks
 MOST_MASSES = 1 << 27  # of distributions at a time: 2 GiB with their points, in float64
 
 
@@ -39,9 +47,12 @@ class LatentDensity(Detector):
     Args:
         model: any trained `nn.Module`.
         layers: the dotted name of a layer, several of them, or a mapping from names to how each is reduced
-            (`Reduce`). List them with `layers(model, example)`.
+            (`Reduce`). List them with `layers(model, example)`. `"auto"` chooses them at the fit: for classes, what the
+            last layer reads, brought to length one, two layers before it, and the outputs; for numbers, what the last
+            layer reads. `suggest(model, loader)` shows which.
         density: p(z | ŷ), copied for every layer; or a mapping with one for each layer. None is a `GaussianMixture` per
-            class for classes and a `JointMixture` for numbers.
+            class for classes and a `JointMixture` for numbers; for layers that were chosen, one Gaussian per class, of
+            covariances that classes share in part, or wholly where there are many.
         max_dim: layers that are wider are reduced to this many dimensions; None never reduces.
         reduce: how a layer's output becomes a vector: `"flatten"`, `"channels"`, `"tokens"`, `"token"`, `"project"`, or
             a `Reduce`, whose own `max_dim` then counts.
@@ -52,7 +63,8 @@ class LatentDensity(Detector):
             p(ŷ | z) is as narrow as the density allows, since ŷ is a function of z; labels show the noise of the data.
         marginal: p(ŷ) of numbers: `"auto"` chooses by held-out likelihood among `"uniform"`, `"gaussian"`,
             `"beta-prime"` and `"histogram"`; a marginal of your own can say its support too.
-        combine: how several layers become one score: `"last"`, `"mean"` or weights, as for `Detector`.
+        combine: how several layers become one score: `"last"`, `"mean"`, `"fisher"` or weights, as for `Detector`. None
+            is `"fisher"` for layers that were chosen, and `"last"` for others.
         pixels: for networks that predict a class or a number for every pixel: how these are drawn, scored and
             calibrated. Every score is then a map (n, H, W).
         unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
@@ -70,19 +82,21 @@ class LatentDensity(Detector):
         tensor([False,  True])
     """
 
+    _auto: dict[str, Any] | None = None  # what is asked of layers that are chosen at the fit
+
     def __init__(
         self,
         model: nn.Module,
-        layers: Layers,
+        layers: Layers | Literal["auto"] = "auto",
         density: Density | Mapping[str, Density] | None = None,
         *,
         max_dim: int | None = 512,
-        reduce: How | Reduce = "flatten",
+        reduce: How | Reduce | None = None,
         task: TaskName | Task | None = None,
         output: int | str | None = None,
         condition: Condition = "prediction",
         marginal: MarginalName | Literal["auto"] | Marginal = "auto",
-        combine: Combine | str = "last",
+        combine: Combine | str | None = None,
         pixels: Pixels | None = None,
         unpack: Adapter | None = None,
         seed: int = 0,
@@ -92,32 +106,67 @@ class LatentDensity(Detector):
             raise ValueError(
                 f"marginal must be 'auto', one of {get_args(MarginalName)} or a marginal, not {marginal!r}."
             )
-        chosen = chosen_layers(layers, reduce, max_dim)
+        options: dict[str, Any] = {"task": task, "output": output, "unpack": unpack, "seed": seed, "progress": progress}
+        options |= {"condition": condition, "pixels": pixels}
+        if isinstance(layers, str) and layers == "auto":
+            _check_auto(density, reduce, pixels)
+            self._auto = {"density": density, "max_dim": max_dim, "marginal": marginal, "combine": combine}
+            # Until the network has run, no more is known than that it has outputs.
+            super().__init__(model, [Term(GENMethod(), name="auto"), Term(GENMethod())], combine="fisher", **options)
+            return
+        chosen = chosen_layers(layers, reduce or "flatten", max_dim)
         densities, prior = _densities(density, chosen), Prior(marginal)
         terms = [Term(DensityMethod(densities[name], prior), name, how) for name, how in chosen.items()]
-        options: dict[str, Any] = {"task": task, "output": output, "unpack": unpack, "seed": seed, "progress": progress}
-        super().__init__(model, terms, combine=combine, condition=condition, pixels=pixels, **options)
+        super().__init__(model, terms, combine=combine or "last", **options)
+
+    def fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+    ) -> Self:
+        """Fit to the activations on training data, as `Detector.fit`; `layers="auto"` chooses layers first."""
+        if self._auto is None:
+            return super().fit(loader, calibration, holdout=holdout)
+        chosen, loader = self._chosen(loader)
+        Detector.fit(chosen, loader, calibration, holdout=holdout)
+        return self._become(chosen)
+
+    def extract(self, loader: Iterable[Any]) -> Features:
+        """Keep the reduced activations of a loader, as `Detector.extract`; `layers="auto"` chooses layers first."""
+        if self._auto is None or self._reductions is not None:
+            return super().extract(loader)
+        chosen, loader = self._chosen(loader)
+        features = Detector.extract(chosen, loader)
+        self._become(chosen)
+        return features
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What each layer's word weighs in the combined score, where that was learnt by `combine="fisher"`."""
+        combination = self._fitted().head.combination
+        if not combination.tails:
+            raise RuntimeError("weights are learnt with combine='fisher' and several layers.")
+        return {name: learnt[-1] for name, learnt in combination.learnt.items()}
 
     @property
     def densities(self) -> dict[str, Density | None]:
         """What is to be fitted to each layer; None is the default of the task."""
-        return {name: method.density for name, method in self._methods(self.terms).items()}
+        return {name: method.density for name, method in _densities_of(self.terms).items()}
 
     @property
     def fitted_densities(self) -> dict[str, Density]:
         """What was fitted to each layer."""
-        return {name: method.fitted for name, method in self._methods(self._fitted().head.terms).items()}
+        return {name: method.fitted for name, method in _densities_of(self._fitted().head.terms).items()}
 
     @property
     def fitted_marginal(self) -> Marginal:
         """The marginal p(ŷ) that was fitted."""
-        return self._methods(self._fitted().head.terms)[self.layers[0]].prior.fitted
+        return next(iter(_densities_of(self._fitted().head.terms).values())).prior.fitted
 
     @classmethod
     def restored(cls, terms: list[Term]) -> list[Term]:
         """The terms that a file holds, sharing one marginal."""
-        for term in terms[1:]:
-            term.method.prior = terms[0].method.prior
+        methods = [term.method for term in terms if isinstance(term.method, DensityMethod)]
+        for method in methods[1:]:
+            method.prior = methods[0].prior
         return terms
 
     @gradients(False)
@@ -132,8 +181,9 @@ class LatentDensity(Detector):
         """
         head = self._fitted().head
         name, device = head.leading, head.device
-        term = head.terms[name]
-        method = self._methods({name: term})[name]
+        term, method = head.terms[name], head.terms[name].method
+        if not isinstance(method, DensityMethod):
+            raise TypeError("a distribution over a grid is for networks that predict one number per input.")
         reading = self.reader.reading(self._batch(args, kwargs), {name: term.reduction})
         prediction = reading.prediction.value.to(device)
         prediction = prediction if self.pixels is None else prediction.flatten()
@@ -151,9 +201,93 @@ class LatentDensity(Detector):
         support, log_mass = (torch.cat(part) for part in zip(*parts, strict=True))
         return OutputDistribution(support, log_mass, prediction)
 
-    @staticmethod
-    def _methods(terms: Mapping[str, Any]) -> dict[str, DensityMethod]:
-        return {name: term.method for name, term in terms.items()}
+    def _chosen(self, loader: Iterable[Any]) -> tuple[LatentDensity, Iterable[Any]]:
+        """A detector of layers that were found by running the model on the first batch, and all of the loader."""
+        assert self._auto is not None
+        reader = self.reader
+        stream = reader.batches(loader, "choosing layers")
+        first = next(stream)
+        if isinstance(loader, Iterator):
+            loader = chain([first], stream)
+        batch = first.clone()  # networks may write into their inputs
+        output, _ = run(self.model, {}, batch.args, batch.kwargs)
+        with reader.tentative():
+            task = reader.known_task(output, first)
+            choices = choose_layers(self.model, first.clone(), task.output)
+            classes = task.predict(output).classes
+        note(f"layers: {'; '.join(map(str, choices))}. Name them with layers= to choose others.")
+        chosen = LatentDensity.__new__(type(self))
+        asked = dict(self._auto)
+        wanted = asked.pop("combine")
+        terms, combine = _terms(choices, classes, **asked)
+        options: dict[str, Any] = {"task": task, "output": reader.output, "unpack": reader.unpack, "seed": self.seed}
+        options |= {"condition": self.condition, "progress": self.progress, "combine": wanted or combine}
+        Detector.__init__(chosen, self.model, terms, **options)
+        return chosen, loader
+
+    def _become(self, other: LatentDensity) -> Self:
+        self.__dict__ = {**self.__dict__, **other.__dict__}  # in one step, as others may be scoring
+        return self
+
+
+def suggest(
+    model: nn.Module, loader: Iterable[Any], *, output: int | str | None = None, unpack: Adapter | None = None
+) -> Choices:
+    """The layers that `LatentDensity(model)` would read, with the reason for each: print it.
+
+    Args:
+        model: any trained `nn.Module`.
+        loader: gives batches; the first is run.
+        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
+        unpack: turns what the loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+        >>> print(suggest(model, [torch.randn(16, 3, 8, 8)]))
+        layer  read    as        width  why
+        0      output  channels      8  after 1 of 2 layers with weights before the head
+        4      input   flatten     128  read by the layer that gives the network's output
+    """
+    first = next(LatentDensity(model, output=output, unpack=unpack).reader.batches(loader, "choosing layers"))
+    return Choices(choose_layers(model, first.clone(), output))
+
+
+def _check_auto(density: Any, reduce: Any, pixels: Any) -> None:
+    if pixels is not None:
+        raise ValueError(
+            "layers='auto' is for whole inputs: with pixels=, name a layer. List them with layers(model, example)."
+        )
+    if reduce is not None:
+        raise ValueError("layers='auto' reduces each layer as it needs: leave reduce= out, or name the layers.")
+    if density is not None and not isinstance(density, Density):
+        raise TypeError(f"with layers='auto', density= takes one density such as GaussianMixture(), not {density!r}.")
+
+
+def _terms(
+    choices: list[Choice], classes: int | None, density: Density | None, max_dim: int | None, marginal: Any
+) -> tuple[list[Term], Combine]:
+    """The terms of layers that were chosen, and how they are combined.
+
+    The last choice is what the head reads, whose length says little; that of layers before it is what unfamiliar inputs
+    change.
+    """
+    prior, terms = Prior(marginal), list[Term]()
+    for choice in choices if classes is not None else choices[-1:]:
+        last = choice is choices[-1] and classes is not None
+        reduce = Reduce(choice.how, max_dim=max_dim, token=choice.token, read=choice.read, normalise=last)
+        own = density
+        if density is None and classes is not None:
+            width = min(choice.width, max_dim or choice.width)
+            small = classes * width**2 <= LARGEST
+            own = GaussianMixture(pooling=POOLING) if small else GaussianMixture(covariance="pooled")
+        terms.append(Term(DensityMethod(copy.deepcopy(own), prior), choice.layer, reduce))
+    if classes is None:
+        return terms, "last"
+    return [*terms, Term(GENMethod())], "fisher"
+
+
+def _densities_of(terms: Mapping[str, Any]) -> dict[str, DensityMethod]:
+    return {name: term.method for name, term in terms.items() if isinstance(term.method, DensityMethod)}
 
 
 def _densities(

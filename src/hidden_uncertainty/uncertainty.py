@@ -43,6 +43,7 @@ class LayerScores(_Alarm):
         expected_error: For regression given labels, the root of E[(y - prediction)²] under p(y|z), in the output's own
             unit; (n, q) where there are q outputs.
         threshold: The epistemic uncertainty above which this layer calls an input surprising.
+        part: What the layer adds to the combined score, where it is a sum.
 
     Example:
         >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]), threshold=2.0).surprising
@@ -56,6 +57,7 @@ class LayerScores(_Alarm):
     p_value: Tensor | None = None
     expected_error: Tensor | None = None
     threshold: float | None = None
+    part: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -175,6 +177,26 @@ class Uncertainty(_Alarm):
         layers = {name: LayerScores.cat([result.layers[name] for result in results]) for name in first.layers}
         return replace(first, layers=layers, **_cat(results))
 
+    def why(self) -> list[str]:
+        """For each input, the layer that adds most to its epistemic score; `"outputs"` for the network's own.
+
+        Example:
+            >>> layers = {
+            ...     "conv": LayerScores(epistemic=torch.tensor([3.0]), part=torch.tensor([0.2])),
+            ...     "fc": LayerScores(epistemic=torch.tensor([9.0]), part=torch.tensor([4.0])),
+            ... }
+            >>> Uncertainty(prediction=torch.tensor([7]), epistemic=torch.tensor([4.2]), layers=layers).why()
+            ['fc']
+        """
+        parts = {name: scores.part for name, scores in self.layers.items() if scores.part is not None}
+        if not parts or self.epistemic.dim() != 1:
+            raise RuntimeError(
+                "why() is for scores of inputs that add up from several layers, as with LatentDensity(model) or "
+                "combine='fisher'; u.layers has what each layer says."
+            )
+        names = list(parts)
+        return [names[place] for place in torch.stack([*parts.values()]).argmax(0).tolist()]
+
     def __repr__(self) -> str:
         lines = _summary(self)
         if self.layers:
@@ -230,7 +252,7 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     inputs = "1 input" if len(scores) == 1 else f"{len(scores):,} inputs"
     lines = [f"{type(scores).__name__} of {inputs}"]
     for name, value in _tensors(scores).items():
-        if name not in ("prediction", "spread") and value.numel():
+        if name not in ("prediction", "spread", "part") and value.numel():
             lines.append(f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}")
     if scores.threshold is not None and scores.epistemic.numel():
         share = 100 * scores.surprising.float().mean().item()

@@ -13,9 +13,9 @@ from torch import nn
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, baselines
 from hidden_uncertainty.abilities import ABILITIES
-from hidden_uncertainty.baselines.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.scoring.bayes import DensityMethod
+from hidden_uncertainty.scoring.outputs import EnergyMethod, EntropyMethod
 from hidden_uncertainty.scoring.terms import Term
 
 FIELDS = ("epistemic", "aleatoric", "log_aleatoric", "p_value")
@@ -94,6 +94,7 @@ BUILD: dict[str, Kind] = {
     "SoftmaxEntropy": Kind(whole(baselines.SoftmaxEntropy), **OUTPUTS),
     "MaxProbability": Kind(whole(baselines.MaxProbability), **OUTPUTS),
     "Energy": Kind(whole(partial(baselines.Energy, temperature=2.0)), **OUTPUTS),
+    "GEN": Kind(whole(baselines.GEN), **OUTPUTS),
     "DeepEnsemble": Kind(whole(ensemble), **OUTPUTS),
     "MCDropout": Kind(whole(baselines.MCDropout), random=True, **OUTPUTS),
     "GaussianProcess": Kind(process, layers=False, single=True),
@@ -409,7 +410,7 @@ def test_layers_are_combined_as_asked(name, combine, trained, data):
     u = method.fit(data["train"], calibration=data["unseen"]).predict(data["test"])
     layers = {name: scores.epistemic for name, scores in u.layers.items()}
     if combine == "mean":
-        standard = method.head.combination.standard
+        standard = method.head.combination.learnt
         expected = torch.stack([(layers[n] - mean) / scale for n, (mean, scale) in standard.items()]).mean(0)
     else:
         weights = {method.layers[-1]: 1.0} if combine == "last" else combine

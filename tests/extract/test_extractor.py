@@ -22,9 +22,9 @@ from hidden_uncertainty import (
     Reduce,
     Regression,
 )
-from hidden_uncertainty.baselines.outputs import EntropyMethod
 from hidden_uncertainty.extract.extractor import chosen
 from hidden_uncertainty.model.batches import unpack
+from hidden_uncertainty.scoring.outputs import EntropyMethod
 from hidden_uncertainty.scoring.terms import Term
 
 X = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))

@@ -23,8 +23,8 @@ from hidden_uncertainty.marginal import Categorical
 from hidden_uncertainty.model.tasks import Prediction
 from hidden_uncertainty.reduce import Reduction
 from hidden_uncertainty.scoring.bayes import DensityMethod, Prior
+from hidden_uncertainty.scoring.combination import Combination
 from hidden_uncertainty.scoring.head import FittedTerm, Head
-from hidden_uncertainty.scoring.terms import Combination
 from pixel_nets import ALL, Net, images
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))

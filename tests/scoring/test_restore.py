@@ -175,7 +175,7 @@ def test_content_that_no_fit_gives(saved, name, end, change, text, tmp_path):
         (lambda header: header.update(calibrated="perhaps"), "calibrated='perhaps' is not known"),
         (lambda header: header.update(combine="last"), "it combines terms in two ways"),
         (lambda header: header["head"]["combination"]["standard"].update({"0": [0.0, 0.0]}), "is not positive"),
-        (lambda header: header["head"]["combination"].update(standard={}), "how scores are standardised"),
+        (lambda header: header["head"]["combination"].update(standard={}), "how scores are combined"),
         (lambda header: header["terms"].reverse(), "terms were fitted that it does not have"),
         (lambda header: header.update(condition="weather"), "condition must be 'prediction' or 'label'"),
         (lambda header: header.update(head=None), "'NoneType' object is not subscriptable"),

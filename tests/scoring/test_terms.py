@@ -7,7 +7,8 @@ import torch
 
 from hidden_uncertainty import GaussianMixture, Reduce
 from hidden_uncertainty.scoring.bayes import DensityMethod
-from hidden_uncertainty.scoring.terms import Combination, Method, Term, build, check_combine, chosen_layers
+from hidden_uncertainty.scoring.combination import Combination, check_combine
+from hidden_uncertainty.scoring.terms import Method, Term, build, chosen_layers
 
 NAMES = ["conv", "fc", "out"]
 SCORES = {name: torch.randn(50, generator=torch.Generator().manual_seed(i)) * 10**i for i, name in enumerate(NAMES)}
@@ -46,7 +47,10 @@ def test_a_mean_is_of_scores_standardised_on_training_data():
 @pytest.mark.parametrize(
     ("combine", "message"),
     [
-        ("first", r"combine must be 'last', 'mean' or weights of the layers \['conv', 'fc', 'out'\], not 'first'"),
+        (
+            "first",
+            r"combine must be 'last', 'mean', 'fisher' or weights of the layers \['conv', 'fc', 'out'\], not 'first'",
+        ),
         (None, "not None"),
         ({}, r"combine has weights for \[\]; name some of the layers"),
         ({"fc": 1.0, "head": 1.0}, r"weights for \['fc', 'head'\]"),

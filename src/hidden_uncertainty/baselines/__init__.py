@@ -7,10 +7,11 @@ from .ensemble import DeepEnsemble
 from .kernel import Credibility, KernelDensity
 from .mahalanobis import Mahalanobis, RelativeMahalanobis, one_gaussian_a_class, one_gaussian_per_class
 from .neighbours import NearestNeighbours
-from .outputs import Energy, MaxProbability, SoftmaxEntropy
+from .outputs import GEN, Energy, MaxProbability, SoftmaxEntropy
 from .process import GaussianProcess
 
 __all__ = [
+    "GEN",
     "Baseline",
     "Credibility",
     "DeepEnsemble",

@@ -18,7 +18,8 @@ from ..model.batches import Adapter, Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task, TaskName
 from ..precision import saturate
 from ..reduce import How, Reduce, Reduction
-from ..scoring.terms import Combine, Layers, Method, Scores, Term, chosen_layers
+from ..scoring.combination import Combine
+from ..scoring.terms import Layers, Method, Scores, Term, chosen_layers
 from ..uncertainty import LayerScores
 
 ROWS = 4096  # scored at a time

@@ -18,10 +18,11 @@ from ..model.capture import device_of, run, select
 from ..model.tasks import Classification, Prediction, Task, TaskName
 from ..precision import gradients
 from ..scoring.bayes import infer
+from ..scoring.outputs import warn_of_probabilities
 from ..scoring.terms import Term
 from ..uncertainty import LayerScores
 from .base import AsRead, ScoringReader, check_options
-from .outputs import OutputOptions, read_as, warn_of_probabilities
+from .outputs import OutputOptions, read_as
 
 CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at a time
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..extract import Features, Reading, Rows, Unseen
 from ..io import expect, plain
 from ..model.tasks import Classification, Condition
-from ..scoring.head import Fitted
+from ..scoring.fitted import Fitted
 from ..scoring.terms import Layers
 from ..uncertainty import Uncertainty
 from .base import LayerDetector, LayerOptions, RowMethod

@@ -19,7 +19,7 @@ from ..model.capture import Callback, lend, select
 from ..model.tasks import Condition
 from ..notes import deprecated
 from ..reduce import Reduction
-from ..scoring.head import Fitted
+from ..scoring.fitted import Fitted
 from ..scoring.terms import Layers
 from ..uncertainty import Uncertainty
 from .base import LayerDetector, LayerOptions, RowMethod

@@ -1,20 +1,15 @@
-"""Uncertainty from outputs alone: entropy, largest probability and energy of a classifier's one pass."""
+"""Uncertainty from outputs alone: entropy, largest probability, energy and GEN of a classifier's one pass."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Self, Unpack
+from typing import Unpack
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..detector import Detector
-from ..extract import Features, Lattice
 from ..model.tasks import Classification, Task, TaskName, as_task
-from ..notes import warn
-from ..scoring.bayes import infer
-from ..scoring.terms import Method, Scores, Term
+from ..scoring.outputs import EnergyMethod, EntropyMethod, GENMethod, OutputMethod, ProbabilityMethod
+from ..scoring.terms import Term
 from .base import Options, check_options
 
 
@@ -28,99 +23,6 @@ class OutputOptions(Options, total=False):
     """
 
     logits: bool
-
-
-class OutputMethod(Method):
-    """A score of the logits or log-probabilities of one pass; there is nothing to fit."""
-
-    fits = False
-    conditional = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._looked = False
-
-    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
-        """Nothing to do."""
-        return self
-
-    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
-        """Score logits or log-probabilities, (n, C)."""
-        assert isinstance(z, Tensor)
-        if not self._looked and len(z):
-            self._looked = True
-            self.look(z)
-        return self.measure(z)
-
-    @abstractmethod
-    def measure(self, scores: Tensor) -> Scores:
-        """The uncertainty of logits or log-probabilities (n, C)."""
-
-    def look(self, scores: Tensor) -> None:
-        """Warn, at the first batch, if outputs are not what they are taken for."""
-        warn_of_probabilities(scores)
-
-    def config(self) -> dict[str, Any]:
-        """Nothing, but for methods with options."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        return cls(**config)
-
-
-class EntropyMethod(OutputMethod):
-    """Entropy of the softmax, as both scores."""
-
-    def measure(self, scores: Tensor) -> Scores:
-        """Entropy, and its logarithm where it underflows."""
-        posterior = infer(scores, scores.new_zeros(scores.shape[1]))
-        return Scores(posterior.entropy, posterior.entropy, posterior.log_entropy)
-
-
-class ProbabilityMethod(OutputMethod):
-    """One minus the largest probability."""
-
-    unit = "probability"
-
-    def measure(self, scores: Tensor) -> Scores:
-        """1 - max p, with all its digits where p is almost 1."""
-        log_p = infer(scores, scores.new_zeros(scores.shape[1])).log_posterior
-        return Scores(torch.expm1(log_p.amax(1)).abs())
-
-
-class EnergyMethod(OutputMethod):
-    """Free energy of the logits."""
-
-    unit = "logits"
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be a positive number, not {temperature}.")
-        self.temperature = temperature
-
-    def measure(self, scores: Tensor) -> Scores:
-        """The energy, saturated where the dtype ends."""
-        top = scores.amax(1)
-        above = ((scores - top[:, None]) / self.temperature).logsumexp(1)  # between 0 and log C
-        limit = torch.finfo(scores.dtype).max
-        return Scores((-top - self.temperature * above).clamp(-limit, limit))
-
-    def look(self, scores: Tensor) -> None:
-        """Warn if outputs are probabilities or their logarithms."""
-        single = _single_logit(scores) is not None
-        normal = not single and bool((scores.logsumexp(1).abs() < 1e-2).all())
-        if normal or like_probabilities(scores):
-            warn(
-                "the network's outputs look like probabilities or their logarithms, whose energy says little: their "
-                "sum is always the same. Pass a model without its last softmax or sigmoid."
-            )
-
-    def config(self) -> dict[str, Any]:
-        """The temperature."""
-        return {"temperature": self.temperature}
 
 
 class OutputDetector(Detector):
@@ -201,30 +103,32 @@ class Energy(OutputDetector):
         super().__init__(model, EnergyMethod(temperature), **options)
 
 
+class GEN(OutputDetector):
+    r"""Generalised entropy of the predicted classes (Liu et al., 2023), which weighs small probabilities strongly.
+
+    .. math:: G = \sum_{c} p_c^\gamma (1 - p_c)^\gamma
+
+    over the largest probabilities; the aleatoric score is the entropy of all.
+
+    Args:
+        model: any trained classifier, with one column per class, or with a single logit for two classes.
+        gamma: between 0 and 1.
+        largest: how many classes count, at most.
+        options: see `OutputOptions`; `logits=False` when the network returns probabilities.
+
+    Example:
+        >>> import torch
+        >>> GEN(nn.Identity())(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).epistemic
+        tensor([1.7411, 0.8131])
+    """
+
+    def __init__(
+        self, model: nn.Module, *, gamma: float = 0.1, largest: int = 100, **options: Unpack[OutputOptions]
+    ) -> None:
+        super().__init__(model, GENMethod(gamma, largest), **options)
+
+
 def read_as(task: TaskName | Task | None, output: int | str | None, logits: bool) -> Task | None:
     """The task as it was given; its scores are probabilities where the task or `logits=False` says so."""
     known = as_task(task, output)
     return known if logits or not isinstance(known, Classification) else Classification(known.output, logits=False)
-
-
-def warn_of_probabilities(scores: Tensor) -> None:
-    """Warn where outputs (n, C) that are taken as logits are likely probabilities."""
-    if like_probabilities(scores):
-        warn(
-            "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, or a model "
-            "without its last softmax or sigmoid."
-        )
-
-
-def like_probabilities(scores: Tensor) -> bool:
-    """Whether logits (n, C) are likely probabilities: none negative, each row's sum 1."""
-    single = _single_logit(scores)
-    if single is not None:  # logits of a few inputs may all lie there, of eight hardly
-        return len(single) >= 8 and bool(((single >= 0) & (single <= 1)).all())
-    return bool((scores >= 0).all() and ((scores.sum(1) - 1).abs() < 1e-2).all())
-
-
-def _single_logit(scores: Tensor) -> Tensor | None:
-    """The single logit z that (-z/2, z/2) stand for; None where there are more."""
-    single = scores.shape[1] == 2 and bool((scores[:, 0] == -scores[:, 1]).all())
-    return 2 * scores[:, 1] if single else None

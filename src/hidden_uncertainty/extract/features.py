@@ -174,6 +174,14 @@ class Features:
             variance=rows_of(self.variance, which),
         )
 
+    def share(self, share: float) -> Tensor:
+        """A mask (n,) of about this share of the inputs, as if drawn at random, but by what each of them is."""
+        z = list(self.z.values())[-1].double()
+        weight = torch.arange(1, z.shape[1] + 1, dtype=torch.float64, device=z.device).cos()
+        # Digits that neither the unit of z nor rounding decides.
+        digits = torch.frexp(z @ weight).mantissa.abs() * 1000
+        return digits - digits.floor() < share
+
     def condition(self, condition: Condition) -> Tensor:
         """What methods are conditioned on: the predictions, or the labels in their shape."""
         if self.population is not None and self.population.condition != condition:

@@ -29,6 +29,23 @@ class Choice(NamedTuple):
     width: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"the {self.read} of {self.layer!r} ({self.reason})"
+
+
+class Choices(list[Choice]):
+    """Layers that were chosen, as a table when printed."""
+
+    def __str__(self) -> str:
+        width = max(5, *(len(choice.layer) + 2 * (not choice.layer) for choice in self))
+        lines = [f"{'layer':<{width}}  read    as        width  why"]
+        for layer, read, how, token, size, reason in self:
+            shown = f"token {token}" if how == "token" else how
+            lines.append(f"{layer or repr('')!s:<{width}}  {read:<6}  {shown:<8}  {size:>5}  {reason}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
 
 class View(NamedTuple):
     """A way from an activation to one vector per input."""
@@ -64,9 +81,9 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> for choice in choose_layers(model, Batch((torch.randn(9, 4),), {}, None)):
-        ...     print(choice.layer, choice.read, "-", choice.reason)
-        0 output - the layer after 1 of 2 with weights before the head
-        4 input - what the layer that gives the network's output reads
+        ...     print(choice)
+        the output of '0' (after 1 of 2 layers with weights before the head)
+        the input of '4' (read by the layer that gives the network's output)
     """
     calls, result = _watch(model, batch)
     often = Counter(call.name for call in calls)
@@ -126,8 +143,8 @@ def _head(calls: Sequence[_Call], scores: Tensor) -> tuple[_Call, Choice]:
     scores = scores.reshape(len(scores), -1)
     known = [call for call in reversed(calls) if _readable(call.taken, len(scores))]
     for alike, reason in (
-        (_same, "what the layer that gives the network's output reads"),
-        (_as_wide, "what the last layer as wide as the network's output reads"),
+        (_same, "read by the layer that gives the network's output"),
+        (_as_wide, "read by the last layer that is as wide as the network's output"),
     ):
         for call in known:
             for view, values in call.views.items():
@@ -139,14 +156,14 @@ def _head(calls: Sequence[_Call], scores: Tensor) -> tuple[_Call, Choice]:
         raise ValueError("what the head reads was not found: name a layer with layers=.")
     assert call.given is not None
     view = _view(call)
-    reason = "the last layer with weights; no layer gives the network's output"
+    reason = "the last layer with weights, as no layer gives the network's output"
     return call, Choice(call.name, "output", *view, _width(call.given, view), reason)
 
 
 def _before(call: _Call, total: int) -> Choice:
     assert call.given is not None
     view = _view(call)
-    reason = f"the layer after {call.done} of {total} with weights before the head"
+    reason = f"after {call.done} of {total} layers with weights before the head"
     return Choice(call.name, "output", *view, _width(call.given, view), reason)
 
 

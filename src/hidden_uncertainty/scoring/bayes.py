@@ -225,6 +225,13 @@ class DensityMethod(Method):
         assert evidence is not None
         return Scores(-evidence, entropy, log_entropy, error)
 
+    def guess(self, z: Tensor, prediction: Tensor) -> Tensor | None:
+        """The most probable class given z, (n,); None where the network predicts numbers."""
+        if not isinstance(self.prior.fitted, Categorical):
+            return None
+        parts = self.posteriors(z, prediction, lambda p, support, _: support.points[p.log_posterior.argmax(1)])
+        return torch.cat(parts)
+
     def posteriors(
         self, z: Tensor | Lattice, prediction: Tensor, take: Callable[[Posterior, Support, Tensor], T]
     ) -> list[T]:

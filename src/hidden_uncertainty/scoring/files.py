@@ -14,7 +14,7 @@ from ..extract import Pixels
 from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
-from .head import Fitted
+from .fitted import Fitted
 from .restore import Unallocated
 from .terms import Term
 
@@ -93,10 +93,9 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     io.expect(header["thresholds"].keys() <= {*names}, "there is a threshold for a term that it does not have")
     combination = head.combination
     io.expect(combination.combine == header["combine"], "it combines terms in two ways")
-    io.expect(not combination.learns or [*combination.standard] == names, "it does not say how scores are standardised")
-    io.expect(
-        all(pair.deviation > 0 for pair in combination.standard.values()), "a deviation of scores is not positive"
-    )
+    io.expect(not combination.learns or [*combination.learnt] == names, "it does not say how scores are combined")
+    for learnt in combination.learnt.values():
+        learnt.check()
     with Unallocated(len(names)):
         return [Term.from_config(term) for term in header["terms"]]
 

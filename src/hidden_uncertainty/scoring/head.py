@@ -1,11 +1,9 @@
-"""What a detector has fitted: reductions, methods and calibrations as one module, replaced in one step."""
+"""The head of a detector: reductions, methods and calibrations as one module."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -13,14 +11,14 @@ from torch import Tensor, nn
 
 from ..extract import AsIs, Features, Reading
 from ..model.tasks import Condition
-from ..notes import about, note
+from ..notes import note
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
-from ..uncertainty import LayerScores, Uncertainty
+from ..uncertainty import LayerScores
 from .calibration import Calibration
+from .combination import Combination, agreement
 from .errors import Spread, error_of, filled, has_errors, refuse_unusable, spread_of, unit_of, without
-from .restore import restore
-from .terms import Combination, Method, build, with_kind
+from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
 MANY = 1e-3  # of a score: a margin of ties that the user should know of
@@ -125,18 +123,25 @@ class Head(nn.Module):
         return filled(together, reading.unusable, math.inf)  # whatever the signs of weights
 
     @gradients(False)
-    def standardised(self, features: Features) -> Head:
-        """The head whose combination knows the scores of training data, where it needs them."""
+    def learnt(self, features: Features, *, unseen: bool) -> Head:
+        """The head whose combination knows the scores of in-distribution data, where it needs them.
+
+        Args:
+            features: of training data, or of others.
+            unseen: whether they are of others.
+        """
         if not self.combination.learns:
             return self
         order = features.z[self.leading].double().sum(1).argsort()  # by content: loaders shuffle
         sample, device = features[order[:: -(-len(features) // SAMPLE)]], self.device
-        with without_autocast(device or sample.prediction.device):
-            scores = {
-                name: term.method.score(sample.z[name].to(device), sample.prediction.to(device), seen=True).epistemic
-                for name, term in self.terms.items()
-            }
-        return Head(self.terms, self.combination.learn(scores), self.combined)
+        prediction, scores, weights = sample.prediction.to(device), {}, {}
+        with without_autocast(device or prediction.device):
+            for name, term in self.terms.items():
+                z = sample.z[name].to(device)
+                scores[name] = term.method.score(z, prediction, seen=not unseen).epistemic
+                guess = term.method.guess(z, prediction) if self.combination.tails else None
+                weights[name] = 1.0 if guess is None else agreement(guess, prediction) ** 2
+        return Head(self.terms, self.combination.learn(scores, weights, unseen=unseen), self.combined)
 
     def calibrated(
         self, unseen: Iterable[Reading], again: Iterable[tuple[Reading, Iterable[Reading]]], condition: Condition
@@ -208,158 +213,6 @@ class Head(nn.Module):
         terms = {part["name"]: FittedTerm.from_config(part) for part in config["terms"]}
         combination = Combination.from_config(config["combination"], list(terms))
         return cls(terms, combination, _calibration(config["calibration"]))
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """What was fitted.
-
-    Args:
-        head: reductions, methods and calibrations.
-        calibrated: what kind of data the calibrations come from.
-        threshold: of the combined score.
-        thresholds: of each term's own.
-        condition: what methods were given: only labels tell what speaks of labels.
-    """
-
-    head: Head
-    calibrated: Calibrated | None = None
-    threshold: float | None = None
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    condition: Condition = "prediction"
-
-    def calibrate(
-        self,
-        unseen: Iterable[Reading],
-        calibrated: Calibrated,
-        again: Iterable[tuple[Reading, Iterable[Reading]]] = (),
-    ) -> Fitted:
-        """The same with calibrations from data that nothing was fitted to, and without a threshold."""
-        return Fitted(self.head.calibrated(unseen, again, self.condition), calibrated, condition=self.condition)
-
-    def alarm(self, false_alarm: float, confidence: float | None) -> Fitted:
-        """The same with thresholds at a false-alarm rate."""
-        calibration = self.head.calibration
-        if calibration is None:
-            raise RuntimeError(
-                "there is nothing to choose a threshold from: call fit(train, calibration=unseen) with data that the "
-                "network was not trained on."
-            )
-        known = {name: term.calibration for name, term in self.head.terms.items()}
-        return replace(
-            self,
-            threshold=calibration.threshold(false_alarm, confidence),
-            thresholds={name: some.threshold(false_alarm, confidence) for name, some in known.items() if some},
-        )
-
-    def interval(self, u: Uncertainty, coverage: float) -> tuple[Tensor, Tensor]:
-        """Bounds around the predictions, as wide as unseen errors say."""
-        term, value = self.head.terms[self.head.leading], u.prediction
-        if not value.is_floating_point():
-            raise RuntimeError(
-                "intervals are for networks that predict numbers; this one predicts classes, whose uncertainty is in "
-                "u.aleatoric and u.p_value."
-            )
-        if term.conformal is None:
-            raise RuntimeError(
-                "intervals need labelled data that the network was not trained on: call fit(train, calibration=unseen) "
-                "with a loader that gives (x, y), y of the predictions' shape."
-            )
-        if term.spread is not None and u.spread is None:
-            raise RuntimeError(
-                "these scores do not tell how wide intervals are: they are older than the calibration, or of another "
-                "detector. Score the inputs again."
-            )
-        unit = torch.ones_like(value) if term.spread is None or u.spread is None else u.spread.to(value.device)
-        half = filled(term.conformal.covering(coverage) * unit, u.epistemic.isposinf(), math.nan)
-        # A label on the boundary must not be rounded out.
-        half = half + 4 * torch.finfo(value.dtype).eps * (value.abs() + half)
-        return value - half, value + half
-
-    def result(self, reading: Reading) -> Uncertainty:
-        """Scores of a batch, of each term and together."""
-        head = self.head
-        layers: dict[str, LayerScores] = {}
-        found = head.score(reading)
-        for name, scores in found.items():
-            known = head.terms[name].calibration
-            layers[name] = replace(
-                scores,
-                expected_error=scores.expected_error if self.condition == "label" else None,
-                p_value=None if known is None else known.p_value(scores.epistemic),
-                threshold=None if known is None else self.thresholds.get(name),
-            )
-        leading, term = layers[head.leading], head.terms[head.leading]
-        epistemic, p_value = leading.epistemic, leading.p_value
-        if not head.combination.single:
-            epistemic = head.combine(layers, reading)
-            p_value = None if head.combined is None else head.combined.p_value(epistemic)
-        spread = None if term.conformal is None else unit_of(term.spread, reading, found[head.leading])
-        return Uncertainty(
-            prediction=reading.prediction.value,
-            epistemic=epistemic,
-            aleatoric=leading.aleatoric,
-            log_aleatoric=leading.log_aleatoric,
-            p_value=p_value,
-            layers=layers,
-            threshold=self.threshold,
-            expected_error=leading.expected_error,
-            variance=reading.prediction.variance,
-            spread=None if spread is None else filled(spread, reading.unusable, math.nan),
-        )
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        return {
-            "head": self.head.config(),
-            "calibrated": self.calibrated,
-            "threshold": self.threshold,
-            "thresholds": dict(self.thresholds),
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitted:
-        """The inverse of `config`, with the tensors of the head."""
-        head = restore(lambda: Head.from_config(config["head"]), tensors)
-        return cls(head, config["calibrated"], config["threshold"], config["thresholds"], config["condition"])
-
-
-@gradients(False, lasting=True)
-def fit_terms(
-    methods: Mapping[str, Method], features: Features, condition: Condition, combination: Combination, *, owner: str
-) -> Fitted:
-    """Fit copies of methods to features.
-
-    Args:
-        methods: of each term; they say what to fit and stay as they are.
-        features: of training data.
-        condition: what methods are conditioned on.
-        combination: of the terms' scores.
-        owner: the name of the detector, for errors.
-    """
-    if len(features) == 0:
-        raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")
-    if not features.task.discrete and any(method.needs_classes for method in methods.values()):
-        raise ValueError(
-            f"{owner} needs classes, but the network predicts numbers. NearestNeighbours and "
-            "KernelDensity(how='gaussian') need none."
-        )
-    y = features.condition(condition) if any(method.conditional for method in methods.values()) else None
-    parts, shared = {}, dict[int, Any]()
-    for name, asked in methods.items():
-        memo = dict(shared)
-        method, z = copy.deepcopy(asked, memo), features.z[name]
-        shared |= {id(part): memo[id(part)] for part in asked.shared}
-        if method.fits:
-            if bool((z == z[0]).all()):
-                raise ValueError(
-                    f"layer {name!r} gives the same activations for all {len(z):,} inputs, so it says nothing about "
-                    "any. Choose another layer."
-                )
-            with about(f"layer {name!r}"):
-                method.fit(z, y if method.conditional else None, features)
-        parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
-    return Fitted(Head(parts, combination).standardised(features), condition=condition)
 
 
 def _score(method: Method, reading: Reading, name: str, device: torch.device | None) -> LayerScores:

@@ -1,24 +1,19 @@
-"""What a detector is made of: methods, terms, and how several terms' scores become one."""
+"""What a detector is made of: methods and terms."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
-import torch
 from torch import Tensor, nn
 
 from ..extract import OUTPUTS, Features, Lattice, Source
 from ..io import Unusable, name_of, register
-from ..notes import deprecated
 from ..reduce import How, Reduce
 
 Layers = str | Sequence[str] | Mapping[str, Reduce]
-Combine = Literal["last", "mean"] | Mapping[str, float]
 
 
 class Scores(NamedTuple):
@@ -67,6 +62,10 @@ class Method(nn.Module, ABC):
             y: what the rows are conditioned on, the predictions or the labels; None where `conditional` is False.
             features: all that is known of the rows.
         """
+
+    def guess(self, z: Tensor, prediction: Tensor) -> Tensor | None:
+        """The classes that z alone tells of, (n,), for a method that knows classes; None for others."""
+        return None
 
     @abstractmethod
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
@@ -132,55 +131,6 @@ class Term:
         return cls(method, config["layer"], Reduce.from_dict(config["reduce"]), config["name"])
 
 
-class Combination:
-    """One epistemic score from those of all terms.
-
-    Args:
-        combine: `"last"` takes the last term's; `"mean"` averages the scores, each standardised by its mean and
-            deviation on training data; weights take the weighted sum of the scores as they are.
-        names: of the terms.
-        standard: of each term's scores, for `"mean"`.
-
-    Example:
-        >>> combination = Combination({"conv": 1.0, "fc": 2.0}, ["conv", "fc"])
-        >>> combination({"conv": torch.tensor([1.0]), "fc": torch.tensor([3.0])})
-        tensor([7.])
-    """
-
-    def __init__(self, combine: Combine, names: Sequence[str], standard: Mapping[str, Standard] | None = None) -> None:
-        self.combine: Combine = dict(combine) if isinstance(combine, Mapping) else combine
-        self.names, self.standard = list(names), dict(standard or {})
-        weights = self.combine if isinstance(self.combine, dict) else None
-        # The term that tells what is not combined, such as the aleatoric score: the last that counts.
-        self.leading = [name for name in self.names if weights is None or name in weights][-1]
-        # Whether the score is that of the leading term, as it is.
-        self.single = [*weights.values()] == [1.0] if weights else self.combine == "last" or len(self.names) == 1
-        self.learns = self.combine == "mean" and not self.single  # whether `standard` is needed
-
-    def __call__(self, scores: Mapping[str, Tensor]) -> Tensor:
-        """One score per input."""
-        if self.single:
-            return scores[self.leading]
-        if isinstance(self.combine, Mapping):
-            return torch.stack([weight * scores[name] for name, weight in self.combine.items()]).sum(0)
-        parts = [(scores[name] - mean) / deviation for name, (mean, deviation) in self.standard.items()]
-        return torch.stack(parts).mean(0)
-
-    def learn(self, scores: Mapping[str, Tensor]) -> Combination:
-        """The combination with the standard of scores on training data."""
-        standard = {name: Standard(float(some.mean()), float(some.std()) or 1.0) for name, some in scores.items()}
-        return Combination(self.combine, self.names, standard)
-
-    def config(self) -> dict[str, Any]:
-        """Everything, as JSON."""
-        return {"combine": self.combine, "standard": {name: list(pair) for name, pair in self.standard.items()}}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], names: Sequence[str]) -> Combination:
-        """The inverse of `config`."""
-        return cls(config["combine"], names, {name: Standard(*pair) for name, pair in config["standard"].items()})
-
-
 def with_kind(part: Any) -> dict[str, Any]:
     """The configuration of a method, density or marginal with its kind, for `build`."""
     return {"kind": name_of(getattr(part, "kinds", {}), type(part)), **part.config()}
@@ -234,28 +184,3 @@ def chosen_layers(layers: Layers, reduce: How | Reduce = "flatten", max_dim: int
     if not chosen:
         raise ValueError("name at least one layer. List them with layers(model, example).")
     return chosen
-
-
-class Standard(NamedTuple):
-    """Mean and deviation of a term's scores on training data."""
-
-    mean: float
-    deviation: float
-
-
-def check_combine(combine: Any, names: Sequence[str]) -> Combine:
-    """What `combine=` may be; a layer's name stands, as in version 0.1.0, for that layer alone."""
-    if isinstance(combine, Mapping):
-        if not combine or not set(combine) <= set(names):
-            raise ValueError(f"combine has weights for {list(combine)}; name some of the layers {list(names)}.")
-        numbers = all(isinstance(weight, Real) and math.isfinite(weight) for weight in combine.values())
-        weights = {name: float(weight) for name, weight in combine.items() if weight != 0} if numbers else {}
-        if not weights:
-            raise ValueError(f"combine's weights are finite numbers, not all zero; got {list(combine.values())}.")
-        return weights
-    if combine in ("last", "mean"):
-        return combine
-    if combine in names:
-        deprecated(f"combine={combine!r}, a layer's name,", f"combine={{{combine!r}: 1.0}}")
-        return {combine: 1.0}
-    raise ValueError(f"combine must be 'last', 'mean' or weights of the layers {list(names)}, not {combine!r}.")
