@@ -10,10 +10,10 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import entropy
 from torch import Tensor, nn
 
-from hidden_uncertainty.baselines.outputs import Energy, MaxProbability, OutputDetector, SoftmaxEntropy
+from hidden_uncertainty.baselines.outputs import GEN, Energy, MaxProbability, OutputDetector, SoftmaxEntropy
 from hidden_uncertainty.model.tasks import Classification, Regression
 
-METHODS: list[type[OutputDetector]] = [SoftmaxEntropy, MaxProbability, Energy]
+METHODS: list[type[OutputDetector]] = [SoftmaxEntropy, MaxProbability, Energy, GEN]
 
 
 class Given(nn.Module):
@@ -161,3 +161,25 @@ def test_the_chosen_output_of_several() -> None:
 def test_a_class_per_pixel_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a classifier's output is \(n, classes\)"):
         SoftmaxEntropy(Given())(torch.zeros(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize(("classes", "largest"), [(2, 100), (5, 3), (300, 100)])
+def test_generalised_entropy(classes: int, largest: int) -> None:
+    given = logits(classes=classes).double()
+    p = -np.sort(-softmax(given.numpy(), axis=1), axis=1)[:, :largest]
+    u = GEN(Given(), largest=largest)(given)
+    np.testing.assert_allclose(u.epistemic, ((p * (1 - p)) ** 0.1).sum(1), rtol=1e-9)
+    np.testing.assert_allclose(u.aleatoric, entropy(softmax(given.numpy(), axis=1), axis=1), rtol=1e-9)
+
+
+def test_generalised_entropy_ranks_inputs_that_are_almost_certain() -> None:
+    sure = torch.tensor([[40.0, 0.0, 0.0], [60.0, 0.0, 0.0], [80.0, 0.0, 0.0]])  # 1 - p is zero in float32
+    found = GEN(Given())(sure).epistemic
+    assert (found.diff() < 0).all() and (found > 0).all()
+    assert GEN(Given())(torch.tensor([[0.0, -math.inf]])).epistemic == 0
+
+
+@pytest.mark.parametrize("options", [{"gamma": 0.0}, {"gamma": 1.5}, {"largest": 0}])
+def test_options_of_generalised_entropy(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        GEN(Given(), **options)  # type: ignore[arg-type]

@@ -383,3 +383,25 @@ def test_device_of() -> None:
     assert device_of(nn.ReLU()) is None
     assert device_of(nn.Linear(2, 2, device="meta")) == torch.device("meta")
     assert device_of(nn.BatchNorm1d(2, affine=False)) == torch.device("cpu")
+
+
+def test_what_a_layer_is_given_is_seen_before_it_runs() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    x, seen = torch.randn(3, 4), {}
+
+    def see(name: str) -> Any:
+        return lambda inputs: seen.update({name: inputs[0].clone()})
+
+    output, kept = run(model, {"1": lambda z: z.clone()}, (x,), {}, before={name: see(name) for name in ("1", "2")})
+    linear = model[0](x)
+    assert (
+        torch.equal(seen["1"], linear) and torch.equal(seen["2"], linear.relu()) and torch.equal(kept["1"], seen["2"])
+    )
+    assert torch.equal(output, model(x))
+    assert not any(layer._forward_pre_hooks or layer._forward_pre_hooks_with_kwargs for layer in model)
+
+
+def test_inputs_of_a_layer_that_is_called_twice() -> None:
+    layer = nn.Linear(4, 4)
+    with pytest.raises(RuntimeError, match="called more than once"):
+        run(nn.Sequential(layer, layer), {}, (torch.randn(3, 4),), {}, before={"0": lambda inputs: None})

@@ -27,6 +27,7 @@ from hidden_uncertainty.reduce import Reduce
         (Reduce("tokens"), (4, 7), lambda x: x),
         (Reduce("token"), (4, 3, 2), lambda x: x[:, 0]),
         (Reduce("token", token=-1), (4, 3, 2), lambda x: x[:, -1]),
+        (Reduce(normalise=True), (4, 7), lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)),
     ],
 )
 def test_flat_is_what_numpy_says(reduce, shape, expected):
@@ -88,3 +89,12 @@ def test_reduce_goes_through_json():
     assert Reduce.from_dict(json.loads(json.dumps(reduce.to_dict()))) == reduce
     with pytest.raises(ValueError, match="Reduce has no 'colour': it was written by another version"):
         Reduce.from_dict({"how": "flatten", "colour": 1})
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
+def test_length_one_whatever_the_scale(scale):
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    x[3] = 0
+    found = Reduce(normalise=True).flat(scale * x)
+    torch.testing.assert_close(found, Reduce(normalise=True).flat(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.norm(dim=1), torch.tensor([1.0, 1, 1, 0, 1, 1]))

@@ -1,0 +1,196 @@
+"""`LatentDensity(model)`, with nothing to choose."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce, Uncertainty
+from hidden_uncertainty.scoring.outputs import GENMethod
+
+LAYERS = ["0", "2", "6", "outputs"]
+
+
+def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Three clusters in eight dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=generator)
+    x = torch.randn(n, 8, generator=generator)
+    x[:, :3] += 3 * nn.functional.one_hot(y, 3)
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        hidden = [part for width in (8, 16, 16) for part in (nn.Linear(width, 16), nn.ReLU())]
+        network = nn.Sequential(*hidden, nn.Linear(16, 3))
+        x, y = draw(2000, 1)
+        optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+        for _ in range(60):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            optimiser.step()
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def detector(model: nn.Sequential) -> LatentDensity:
+    fitted = LatentDensity(model).fit(draw(2000, 1)[0].split(500), calibration=draw(1500, 2)[0].split(500))
+    fitted.threshold(0.05)
+    return fitted
+
+
+def area(known: Tensor, unknown: Tensor) -> float:
+    label = torch.cat([torch.zeros(len(known)), torch.ones(len(unknown))])
+    return float(roc_auc_score(label, torch.cat([known, unknown])))
+
+
+def test_it_reads_the_head_two_layers_and_the_outputs(detector: LatentDensity) -> None:
+    assert detector.layers == LAYERS and detector.unit == "nats" and detector.combine == "fisher"
+    head = detector.terms["6"].reduce
+    assert head.read == "input" and head.normalise
+    assert not any(detector.terms[name].reduce.normalise for name in ("0", "2"))
+    assert all(density.pooling == 10 for density in detector.fitted_densities.values())
+    assert isinstance(detector.terms["outputs"].method, GENMethod)
+
+
+def test_layers_weigh_as_far_as_they_know_the_classes(model: nn.Sequential, detector: LatentDensity) -> None:
+    weights = detector.weights
+    assert list(weights) == LAYERS and weights["outputs"] == 1 and weights["0"] < weights["6"] <= 1
+
+
+def test_it_detects_what_the_outputs_are_sure_of(detector: LatentDensity) -> None:
+    known = detector(draw(1000, 3)[0])
+    far = detector(8 * torch.randn(500, 8, generator=torch.Generator().manual_seed(4)))
+    outputs = area(known.layers["outputs"].epistemic, far.layers["outputs"].epistemic)
+    assert area(known.epistemic, far.epistemic) > 0.99 > outputs
+
+
+def test_parts_add_up_and_say_why(detector: LatentDensity) -> None:
+    u = detector(torch.cat([draw(20, 3)[0], 30 * torch.ones(1, 8)]))
+    parts = torch.stack([u.layers[name].part for name in LAYERS])
+    torch.testing.assert_close(parts.sum(0), u.epistemic)
+    assert u.why() == [LAYERS[i] for i in parts.argmax(0).tolist()]
+    assert len(u[:3].why()) == 3 and len(Uncertainty.cat([u, u]).why()) == 42
+    alone = LatentDensity(detector.model, "4", task="classification").fit(draw(300, 1)[0].split(100))
+    with pytest.raises(RuntimeError, match="LatentDensity\\(model\\)"):
+        alone(draw(3, 3)[0]).why()
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2])
+def test_false_alarms_are_as_asked_for(model: nn.Sequential, rate: float) -> None:
+    train, alarms, tries = draw(600, 1)[0].split(300), 0, 0
+    for seed in range(12):  # the promise is on average over calibration sets
+        fitted = LatentDensity(model).fit(train, calibration=draw(450, 100 + seed)[0].split(450))
+        fitted.threshold(rate)
+        found = fitted(draw(400, 200 + seed)[0]).surprising
+        alarms, tries = alarms + int(found.sum()), tries + len(found)
+    # The calibration sets vary, which adds about 400 / 300 of the binomial variance.
+    deviation = (tries * rate * (1 - rate) * (1 + 400 / 300)) ** 0.5
+    assert abs(alarms - rate * tries) < 3 * deviation
+
+
+def test_order_and_batches_change_nothing(model: nn.Sequential, detector: LatentDensity) -> None:
+    x, unseen = draw(2000, 1)[0], draw(1500, 2)[0]
+    order = torch.randperm(2000, generator=torch.Generator().manual_seed(0))
+    other = LatentDensity(model).fit(x[order].split(130), calibration=unseen.flip(0).split(77))
+    new = draw(200, 3)[0]
+    torch.testing.assert_close(other(new).epistemic, detector(new).epistemic, rtol=1e-3, atol=1e-3)
+    assert other.weights == pytest.approx(detector.weights, abs=1e-2)
+
+
+def test_unseen_data_are_split_by_content(detector: LatentDensity) -> None:
+    fitted = detector._fitted()
+    assert fitted.head.combination.unseen
+    kept = len(fitted.head.calibration.scores)
+    assert 850 < kept < 1150  # two thirds of 1,500
+    features = detector.extract(draw(1500, 2)[0].split(500))
+    part = features.share(1 / 3)
+    assert torch.equal(features[features.prediction.argsort()].share(1 / 3), part[features.prediction.argsort()])
+    assert int((~part).sum()) == kept
+
+
+def test_without_unseen_data_it_learns_from_training_data(
+    model: nn.Sequential, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = draw(1000, 1)[0].split(250)
+    plain = LatentDensity(model).fit(x)
+    assert not plain._fitted().head.combination.unseen and plain(x[0]).p_value is None
+    with caplog.at_level(logging.INFO, "hidden_uncertainty"):
+        few = LatentDensity(model).fit(x, calibration=[draw(120, 2)[0]])
+    assert not few._fitted().head.combination.unseen and "120 unseen inputs are too few" in caplog.text
+    assert len(few._fitted().head.calibration.scores) == 120
+
+
+def test_files(detector: LatentDensity, tmp_path: Path) -> None:
+    detector.save(tmp_path / "auto.safetensors")
+    again = LatentDensity.load(tmp_path / "auto.safetensors", detector.model)
+    new = draw(50, 3)[0]
+    one, other = detector(new), again(new)
+    assert torch.equal(one.epistemic, other.epistemic) and torch.equal(one.p_value, other.p_value)
+    assert (
+        one.why() == other.why() and again.weights == detector.weights and torch.equal(one.surprising, other.surprising)
+    )
+    again.fit(draw(600, 1)[0].split(300))  # the same layers
+    assert again.layers == LAYERS
+
+
+def test_features(detector: LatentDensity, model: nn.Sequential) -> None:
+    train, unseen, new = (draw(n, seed)[0] for n, seed in ((2000, 1), (1500, 2), (40, 3)))
+    fresh = LatentDensity(model)
+    features = fresh.extract(train.split(500))
+    fresh.fit_features(features, calibration=fresh.extract(unseen.split(500)))
+    torch.testing.assert_close(fresh(new).epistemic, detector(new).epistemic, rtol=1e-4, atol=1e-4)
+
+
+def test_a_generator_is_read_once(model: nn.Sequential, detector: LatentDensity) -> None:
+    once = LatentDensity(model).fit(iter(draw(2000, 1)[0].split(500)), calibration=iter(draw(1500, 2)[0].split(500)))
+    new = draw(20, 3)[0]
+    torch.testing.assert_close(once(new).epistemic, detector(new).epistemic, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_are_read_where_the_head_reads() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(600, 2)
+    found = LatentDensity(network, task="regression").fit(x.split(200))
+    named = LatentDensity(network, {"4": Reduce(read="input")}, task="regression").fit(x.split(200))
+    assert found.layers == ["4"] and found.combine == "last"
+    torch.testing.assert_close(found(x[:5]).epistemic, named(x[:5]).epistemic)
+
+
+def test_many_classes_share_one_covariance() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 120))
+    fitted = LatentDensity(network).fit(torch.randn(2000, 4).split(500))
+    assert fitted.fitted_densities["2"].covariance == "pooled"
+
+
+def test_a_fit_that_fails_leaves_what_there_was(model: nn.Sequential) -> None:
+    fitted = LatentDensity(model).fit(draw(600, 1)[0].split(300))
+    new = draw(5, 3)[0]
+    before = fitted(new).epistemic
+    with pytest.raises(ValueError, match="NaN"):
+        fitted.fit([draw(300, 1)[0], torch.full((300, 8), torch.nan)])
+    assert torch.equal(fitted(new).epistemic, before)
+    empty = LatentDensity(model)
+    with pytest.raises(RuntimeError, match="not fitted"):
+        empty(new)
+
+
+def test_what_does_not_go_with_it(model: nn.Sequential) -> None:
+    with pytest.raises(ValueError, match="with pixels=, name a layer"):
+        LatentDensity(model, pixels=Pixels())
+    with pytest.raises(ValueError, match="leave reduce= out"):
+        LatentDensity(model, reduce="channels")
+    with pytest.raises(TypeError, match="takes one density"):
+        LatentDensity(model, density={"0": GaussianMixture()})
+    with pytest.raises(RuntimeError, match="combine='fisher'"):
+        _ = LatentDensity(model, "4", task="classification").fit(draw(300, 1)[0].split(100)).weights
