@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -194,3 +196,31 @@ def test_what_does_not_go_with_it(model: nn.Sequential) -> None:
         LatentDensity(model, density={"0": GaussianMixture()})
     with pytest.raises(RuntimeError, match="combine='fisher'"):
         _ = LatentDensity(model, "4", task="classification").fit(draw(300, 1)[0].split(100)).weights
+
+
+def test_probabilities_are_those_of_labelled_unseen_data(model: nn.Sequential) -> None:
+    sure = nn.Sequential(*copy.deepcopy(model), nn.Linear(3, 3, bias=False)).eval()
+    sure[-1].weight.data = 5 * torch.eye(3)  # five times too sure
+    sure.requires_grad_(False)
+
+    def pairs(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+        x, y = draw(n, seed)
+        y = torch.where(torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.9, y, y.flip(0))
+        return list(zip(x.split(500), y.split(500), strict=True))
+
+    fitted = LatentDensity(sure).fit(pairs(2000, 1), calibration=pairs(2000, 2))
+    new = draw(1500, 3)[0]
+    label = torch.cat([y for _, y in pairs(1500, 3)])
+    u = fitted(new)
+    assert u.probabilities.shape == (1500, 3) and u[:4].probabilities.shape == (4, 3)
+    torch.testing.assert_close(u.probabilities.sum(1), torch.ones(1500))
+
+    def loss(temperature: float) -> float:
+        return float(nn.functional.cross_entropy(sure(new) / temperature, label))
+
+    best = minimize_scalar(loss, bounds=(0.1, 50), method="bounded")
+    found = float(nn.functional.nll_loss(u.probabilities.log(), label))
+    assert found < best.fun + 0.02 < loss(1.0) - 0.5
+    torch.testing.assert_close(u.aleatoric, torch.special.entr(u.probabilities).sum(1), rtol=1e-3, atol=1e-5)
+    plain = LatentDensity(sure).fit(pairs(1000, 1), calibration=draw(900, 2)[0].split(300))  # without labels
+    torch.testing.assert_close(plain(new).probabilities, sure(new).softmax(1))

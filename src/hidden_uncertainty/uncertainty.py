@@ -100,6 +100,8 @@ class Uncertainty(_Alarm):
             output's own unit. A density that was given predictions knows nothing of labels, and tells none.
         variance: The network's own variance of its prediction, where it predicts one.
         spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
+        probabilities: Of each class, (n, C), where several layers are combined by `"fisher"`: the network's own, at the
+            temperature that labelled unseen data teach, or at 1 where they have no labels.
 
     An input for which the network gave NaN or infinity has an epistemic uncertainty of inf and the lowest p-value; its
     other numbers are NaN.
@@ -124,6 +126,7 @@ class Uncertainty(_Alarm):
     expected_error: Tensor | None = None
     variance: Tensor | None = None
     spread: Tensor | None = None
+    probabilities: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -252,7 +255,7 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     inputs = "1 input" if len(scores) == 1 else f"{len(scores):,} inputs"
     lines = [f"{type(scores).__name__} of {inputs}"]
     for name, value in _tensors(scores).items():
-        if name not in ("prediction", "spread", "part") and value.numel():
+        if name not in ("prediction", "spread", "part", "probabilities") and value.numel():
             lines.append(f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}")
     if scores.threshold is not None and scores.epistemic.numel():
         share = 100 * scores.surprising.float().mean().item()

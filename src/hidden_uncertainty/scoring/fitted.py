@@ -68,7 +68,7 @@ class Fitted:
                 "training data. Some hundred would do."
             )
             return self, unseen
-        return replace(self, head=self.head.learnt(unseen[part], unseen=True)), unseen[~part]
+        return replace(self, head=self.head.taught(unseen[part]).learnt(unseen[part], unseen=True)), unseen[~part]
 
     def alarm(self, false_alarm: float, confidence: float | None) -> Fitted:
         """The same with thresholds at a false-alarm rate."""
@@ -142,6 +142,7 @@ class Fitted:
             expected_error=leading.expected_error,
             variance=reading.prediction.variance,
             spread=None if spread is None else filled(spread, reading.unusable, math.nan),
+            probabilities=head.probabilities(reading) if head.combination.tails else None,
         )
 
     def config(self) -> dict[str, Any]:

@@ -123,6 +123,32 @@ class Head(nn.Module):
         return filled(together, reading.unusable, math.inf)  # whatever the signs of weights
 
     @gradients(False)
+    def probabilities(self, reading: Reading) -> Tensor | None:
+        """Of each class, (n, C), where the leading term tells them and inputs are one row each."""
+        if reading.scores is not None or reading.prediction.value.dim() != 1:
+            return None
+        method, device = self.terms[self.leading].method, self.device
+        parts = [method.probabilities(z.to(device)) for z, _, _ in reading.rows(self.leading)]
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        wrong = reading.unusable
+        return filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
+
+    def taught(self, features: Features) -> Head:
+        """The head whose methods know what labels of data that nothing was fitted to teach them."""
+        label, value = features.label, features.prediction
+        if label is None or label.shape != value.shape or label.is_floating_point() or value.is_floating_point():
+            return self
+        if bool((label < 0).any()) or bool((label >= (features.classes or 0)).any()):
+            return self
+        terms = {
+            name: FittedTerm(term.reduction, term.method.taught(features.z[name], label.to(features.z[name].device)))
+            for name, term in self.terms.items()
+        }
+        return Head(terms, self.combination, self.combined)
+
+    @gradients(False)
     def learnt(self, features: Features, *, unseen: bool) -> Head:
         """The head whose combination knows the scores of in-distribution data, where it needs them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
@@ -109,17 +110,17 @@ class EnergyMethod(OutputMethod):
 
 
 class GENMethod(OutputMethod):
-    """Generalised entropy of the largest probabilities; the entropy of all is the aleatoric score."""
+    """Generalised entropy of the largest probabilities; the aleatoric score is the entropy at a temperature."""
 
     unit = "GEN"
 
-    def __init__(self, gamma: float = 0.1, largest: int = 100) -> None:
+    def __init__(self, gamma: float = 0.1, largest: int = 100, temperature: float = 1.0) -> None:
         super().__init__()
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma must lie between 0 and 1, not {gamma}.")
         if not isinstance(largest, int) or largest < 1:
             raise ValueError(f"largest must be a whole number of at least 1, not {largest!r}.")
-        self.gamma, self.largest = gamma, largest
+        self.gamma, self.largest, self.temperature = gamma, largest, temperature
 
     def measure(self, scores: Tensor) -> Scores:
         """Σ p^γ (1 - p)^γ, with the digits of 1 - p where p is almost 1; and the entropy."""
@@ -129,11 +130,46 @@ class GENMethod(OutputMethod):
         left = others.logsumexp(1, keepdim=True)  # log(1 - p) of the first, which would be rounded
         others = others[:, : self.largest - 1]
         pairs = torch.cat([first + left, others + torch.log1p(-others.exp())], dim=1)
+        if self.temperature != 1:
+            posterior = infer(scores / self.temperature, scores.new_zeros(scores.shape[1]))
         return Scores((self.gamma * pairs).exp().sum(1), posterior.entropy, posterior.log_entropy)
 
+    def probabilities(self, z: Tensor) -> Tensor:
+        """The softmax at the temperature, (n, C)."""
+        return (z / self.temperature).softmax(1)
+
+    def taught(self, z: Tensor, label: Tensor) -> GENMethod:
+        """The method at the temperature at which labels are likeliest."""
+        return GENMethod(self.gamma, self.largest, best_temperature(z, label))
+
     def config(self) -> dict[str, Any]:
-        """The options."""
-        return {"gamma": self.gamma, "largest": self.largest}
+        """The options, and the temperature."""
+        return {"gamma": self.gamma, "largest": self.largest, "temperature": self.temperature}
+
+
+def best_temperature(scores: Tensor, label: Tensor) -> float:
+    r"""The temperature at which labels (n,) are likeliest under the softmax of scores (n, C), between 0.01 and 100.
+
+    Their likelihood is concave in 1/T, so that its maximum is where its derivative changes sign:
+
+    .. math:: \sum_i \Bigl( z_{i y_i} - \sum_c p_{ic} z_{ic} \Bigr) = 0, \qquad p = \operatorname{softmax}(z / T)
+
+    Example:
+        >>> scores = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
+        >>> round(best_temperature(scores, torch.tensor([0, 0, 0, 1])), 3)    # p = 3/4 is 2 / log 3
+        1.82
+    """
+    z = scores.double()
+    z = z - z.amax(1, keepdim=True)
+    right = z.gather(1, label[:, None])[:, 0]
+    z, right = z[right.isfinite()].clamp(min=torch.finfo(z.dtype).min), right[right.isfinite()]
+    low, high = math.log(1e-2), math.log(1e2)
+    for _ in range(50):
+        middle = (low + high) / 2
+        mean = ((z / math.exp(middle)).softmax(1) * z).sum(1)
+        cold = float((right - mean).sum()) < 0  # labels are less likely than the softmax says
+        low, high = (middle, high) if cold else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 def warn_of_probabilities(scores: Tensor) -> None:

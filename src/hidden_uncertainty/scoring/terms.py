@@ -67,6 +67,14 @@ class Method(nn.Module, ABC):
         """The classes that z alone tells of, (n,), for a method that knows classes; None for others."""
         return None
 
+    def probabilities(self, z: Tensor) -> Tensor | None:
+        """The probability of each class, (n, C), for a method that tells them; None for others."""
+        return None
+
+    def taught(self, z: Tensor, label: Tensor) -> Method:
+        """The method with what labels (n,) of data that it was not fitted to teach it."""
+        return self
+
     @abstractmethod
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
         """Score rows.
