@@ -205,6 +205,7 @@ def test_any_iterable_is_a_loader(loader: Any) -> None:
         ("data", TypeError, "a loader gives batches, but 'data'"),
         ([X.numpy()], TypeError, "the loader gave a numpy array"),
         ({"x": X}, TypeError, r"wrap one batch as \[batch\]"),
+        ((X, Y), TypeError, r"a pair of inputs and labels came; wrap one batch as \[\(x, y\)\]"),
         (TensorDataset(X, Y), TypeError, r"TensorDataset gives single samples.*DataLoader\(dataset"),
     ],
 )
@@ -235,7 +236,7 @@ def test_loaders_over_streams_need_not_know_their_length() -> None:
 
 
 def test_inputs_without_a_tensor_are_said() -> None:
-    with pytest.raises(TypeError, match="no tensor among the inputs"):
+    with pytest.raises(TypeError, match=r"no tensor among the inputs.*torch.as_tensor"):
         len(Batch((["a", "b"],), {}, None))
 
 
