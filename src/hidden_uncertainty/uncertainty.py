@@ -100,7 +100,7 @@ class Uncertainty(_Alarm):
         spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
 
     An input for which the network gave NaN or infinity has an epistemic uncertainty of inf and the lowest p-value; its
-    other numbers are NaN.
+    other scores are NaN. Its prediction is what the network gave, and means nothing.
 
     Example:
         >>> u = Uncertainty(prediction=torch.tensor([7, 1, 3]), epistemic=torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
