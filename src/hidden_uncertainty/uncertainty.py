@@ -231,8 +231,15 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     lines = [f"{type(scores).__name__} of {inputs}"]
     for name, value in _tensors(scores).items():
         if name not in ("prediction", "spread") and value.numel():
-            lines.append(f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}")
+            lines.append(f"  {name:<14} {_range(value)}")
     if scores.threshold is not None and scores.epistemic.numel():
-        share = 100 * scores.surprising.float().mean().item()
-        lines.append(f"  {'surprising':<14} {share:.1f} % above {scores.threshold:.4g}")
+        above = scores.surprising
+        share = f"{100 * above.float().mean().item():.1f} % above" if above.numel() > 1 else f"{bool(above)}, threshold"
+        lines.append(f"  {'surprising':<14} {share} {scores.threshold:.4g}")
     return lines
+
+
+def _range(value: Tensor) -> str:
+    if value.numel() == 1:
+        return f"{value.item():.4g}"
+    return f"mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}"
