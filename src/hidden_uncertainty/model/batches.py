@@ -182,7 +182,7 @@ def _built(inputs: Any, label: Any) -> Batch:
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         kwargs = {str(key): value for key, value in inputs.items()}
-    elif isinstance(inputs, Tensor):
+    elif isinstance(inputs, Tensor | np.ndarray):
         args = (inputs,)
     elif isinstance(inputs, tuple | list):
         args = tuple(inputs)
