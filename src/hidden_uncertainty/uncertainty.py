@@ -95,7 +95,7 @@ class Uncertainty(_Alarm):
         layers: Scores of each layer, by its name; of a method that reads the network's outputs, under `"outputs"`.
         threshold: The epistemic uncertainty above which an input is called surprising.
         expected_error: For regression with `condition="label"`, the root of E[(y - prediction)²] under p(y|z), in the
-            output's own unit. A density that was given predictions knows nothing of labels, and tells none.
+            output's own unit; else None, as a density that was given predictions knows nothing about labels.
         variance: The network's own variance of its prediction, where it predicts one.
         spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
 
