@@ -182,6 +182,8 @@ def test_intervals_need_labels_and_numbers(net: Net) -> None:
     detector = LatentDensity(net, "body", task="regression").fit(batches(draw(500, 0)[0]))
     with pytest.raises(RuntimeError, match=r"with a loader that gives \(x, y\)"):
         detector.interval(detector(draw(10, 1)[0]))
+    with pytest.raises(TypeError, match=r"interval takes what a detector returned, not Tensor: score inputs first"):
+        detector.interval(draw(10, 1)[0])  # type: ignore[arg-type]
 
 
 def test_an_interval_is_no_wider_than_its_coverage_asks(net: Net) -> None:

@@ -157,6 +157,15 @@ def test_summary() -> None:
     assert "residual" in repr(u.layers["layer1"])
 
 
+def test_summary_of_one_input() -> None:
+    u = Uncertainty(prediction=torch.tensor([7]), epistemic=torch.tensor([12.3456]), threshold=5.0)
+    assert repr(u).splitlines() == [
+        "Uncertainty of 1 input",
+        "  epistemic      12.35",
+        "  surprising     True, threshold 5",
+    ]
+
+
 def test_summary_of_nothing() -> None:
     assert "0 inputs" in repr(draw()[:0])
 

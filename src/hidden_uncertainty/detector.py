@@ -162,8 +162,8 @@ class Detector:
                 to tell which pixels to ignore. It is read once, and once or twice more when a layer is wider than its
                 `max_dim`; for pixels it is read once, and once more for a holdout. Methods that look at outputs alone
                 have nothing to fit and do not read it.
-            calibration: data that the network was not trained on, for p-values and thresholds with a guarantee. With
-                `combine="fisher"`, the combination is learnt from a third of them.
+            calibration: data that the network was not trained on, for p-values and thresholds with a guarantee; with
+                labels, for intervals too. With `combine="fisher"`, the combination is learnt from a third of them.
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
         """
@@ -232,7 +232,7 @@ class Detector:
         return self._keep(fitted)
 
     def calibrate(self, loader: Iterable[Any]) -> Self:
-        """Take p-values and thresholds from other data that the network was not trained on; what was fitted stays."""
+        """Take p-values and intervals from other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
         with bars(self.progress):
             kept = Kept(loader, self.reader.unpack)

@@ -61,8 +61,8 @@ class LatentDensity(Detector):
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
         condition: fit p(z | ŷ) given the network's predictions, as in the paper, or given the labels. With predictions
             p(ŷ | z) is as narrow as the density allows, since ŷ is a function of z; labels show the noise of the data.
-        marginal: p(ŷ) of numbers: `"auto"` chooses by held-out likelihood among `"uniform"`, `"gaussian"`,
-            `"beta-prime"` and `"histogram"`; a marginal of your own can say its support too.
+        marginal: p(ŷ) of numbers: `"uniform"`, `"gaussian"`, `"beta-prime"` or `"histogram"`; `"auto"` chooses by
+            held-out likelihood among the last three, which have tails. A marginal of your own can say its support too.
         combine: how several layers become one score: `"last"`, `"mean"`, `"fisher"` or weights, as for `Detector`. None
             is `"fisher"` for layers that were chosen, and `"last"` for others.
         pixels: for networks that predict a class or a number for every pixel: how these are drawn, scored and

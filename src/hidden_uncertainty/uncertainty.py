@@ -97,14 +97,14 @@ class Uncertainty(_Alarm):
         layers: Scores of each layer, by its name; of a method that reads the network's outputs, under `"outputs"`.
         threshold: The epistemic uncertainty above which an input is called surprising.
         expected_error: For regression with `condition="label"`, the root of E[(y - prediction)²] under p(y|z), in the
-            output's own unit. A density that was given predictions knows nothing of labels, and tells none.
+            output's own unit; else None, as a density that was given predictions knows nothing about labels.
         variance: The network's own variance of its prediction, where it predicts one.
         spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
         probabilities: Of each class, (n, C), where several layers are combined by `"fisher"`: the network's own, at the
             temperature that labelled unseen data teach, or at 1 where they have no labels.
 
     An input for which the network gave NaN or infinity has an epistemic uncertainty of inf and the lowest p-value; its
-    other numbers are NaN.
+    other scores are NaN. Its prediction is what the network gave, and means nothing.
 
     Example:
         >>> u = Uncertainty(prediction=torch.tensor([7, 1, 3]), epistemic=torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
@@ -256,8 +256,15 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     lines = [f"{type(scores).__name__} of {inputs}"]
     for name, value in _tensors(scores).items():
         if name not in ("prediction", "spread", "part", "probabilities") and value.numel():
-            lines.append(f"  {name:<14} mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}")
+            lines.append(f"  {name:<14} {_range(value)}")
     if scores.threshold is not None and scores.epistemic.numel():
-        share = 100 * scores.surprising.float().mean().item()
-        lines.append(f"  {'surprising':<14} {share:.1f} % above {scores.threshold:.4g}")
+        above = scores.surprising
+        share = f"{100 * above.float().mean().item():.1f} % above" if above.numel() > 1 else f"{bool(above)}, threshold"
+        lines.append(f"  {'surprising':<14} {share} {scores.threshold:.4g}")
     return lines
+
+
+def _range(value: Tensor) -> str:
+    if value.numel() == 1:
+        return f"{value.item():.4g}"
+    return f"mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}"

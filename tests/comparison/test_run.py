@@ -196,6 +196,7 @@ class Tensors(Norm):
     [
         ({"methods": {}}, ValueError, "nothing to compare: give at least one method"),
         ({"out_of_distribution": {}}, ValueError, "one out_of_distribution loader"),
+        ({"methods": [Norm()]}, TypeError, "methods must be a mapping from names to methods.* not list"),
         ({"methods": {"a": 3}}, TypeError, r"method 'a' is of type int: expected an object with predict\(loader\)"),
         ({"methods": {"a": Norm}}, TypeError, "method 'a' is the class Norm: expected an object"),
         (

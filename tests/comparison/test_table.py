@@ -55,6 +55,19 @@ def test_text_is_aligned(comparison):
     )
 
 
+def test_a_value_that_was_not_measured_is_none_and_a_wrong_name_an_error(comparison):
+    assert comparison.value("one", "auroc", "a longer name") == 0.81234
+    assert comparison.value("the other", "fpr95", "a") is None
+    assert comparison.value("one", "accuracy") is None
+    with pytest.raises(ValueError, match="method must be one of 'forward pass', 'one', 'the other', not 'two'"):
+        comparison.value("two", "auroc", "a")
+    with pytest.raises(ValueError, match=r"metric must be one of 'auroc', 'average precision', .* not 'AUROC'"):
+        comparison.value("one", "AUROC", "a")
+    for ood in ("b", None):
+        with pytest.raises(ValueError, match=f"ood must be one of 'a', 'a longer name', not {ood!r}"):
+            comparison.value("one", "auroc", ood)
+
+
 def test_markdown_has_deviations(comparison):
     other = Comparison([{**row, "value": row["value"] + 0.1} for row in comparison.rows], ABOUT)
     text = Comparison.mean([comparison, other]).to_markdown()

@@ -83,8 +83,8 @@ def test_an_adapter_decides(inputs: Any, args: Any, kwargs: Any, label: Tensor |
     [
         ((X, MASK, Y), TypeError, r"the loader gave a tuple of 3 \(Tensor, Tensor, Tensor\). Pass unpack="),
         ((), TypeError, "a tuple of 0"),
-        (X.numpy(), TypeError, r"a numpy array of shape \(3, 4\)"),
-        ((X.numpy(), Y), TypeError, r"a numpy array of shape \(3, 4\)"),
+        (X.numpy(), TypeError, r"a numpy array of shape \(3, 4\); give tensors"),
+        ((X.numpy(), Y), TypeError, r"a numpy array of shape \(3, 4\); give tensors"),
         ({"x": X.numpy()}, TypeError, "input 'x' is a numpy array.*torch.from_numpy"),
         ("text", TypeError, r"'text' \(str\)"),
         (3, TypeError, r"3 \(int\)"),
@@ -203,8 +203,9 @@ def test_any_iterable_is_a_loader(loader: Any) -> None:
         ([], ValueError, "the loader gave no batches; a generator that was used before is empty"),
         (X, TypeError, r"wrap one batch as \[batch\]"),
         ("data", TypeError, "a loader gives batches, but 'data'"),
-        ([X.numpy()], TypeError, "the loader gave a numpy array"),
+        ([X.numpy()], TypeError, r"input 0 is a numpy array.*torch.from_numpy"),
         ({"x": X}, TypeError, r"wrap one batch as \[batch\]"),
+        ((X, Y), TypeError, r"a pair of inputs and labels came; wrap one batch as \[\(x, y\)\]"),
         (TensorDataset(X, Y), TypeError, r"TensorDataset gives single samples.*DataLoader\(dataset"),
     ],
 )
@@ -235,7 +236,7 @@ def test_loaders_over_streams_need_not_know_their_length() -> None:
 
 
 def test_inputs_without_a_tensor_are_said() -> None:
-    with pytest.raises(TypeError, match="no tensor among the inputs"):
+    with pytest.raises(TypeError, match=r"no tensor among the inputs.*torch.as_tensor"):
         len(Batch((["a", "b"],), {}, None))
 
 

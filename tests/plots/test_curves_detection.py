@@ -209,6 +209,8 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         plots.plot_scores({"x": []})
     with pytest.raises(ValueError, match="every score is infinite"):
         plots.plot_scores({"x": [INF], "y": [-INF]})
+    with pytest.raises(TypeError, match=r"a mapping from names to what is drawn, such as \{'test': ...\}, not Tensor"):
+        plots.plot_scores(normal(9))  # type: ignore[arg-type]
 
 
 def test_save_writes_axes_figures_and_subfigures(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_unsteady_loader(trained, data, untouched):
 def test_scalar_layer(trained, data, untouched):
     model = Beside(trained, torch.mean)
     untouched(model)
-    with pytest.raises(ValueError, match=r"layer 'beside' gave \(\) for 100 inputs"):
+    with pytest.raises(ValueError, match=r"layer 'beside' gave \(\) for 100 inputs; .* first dimension too: x\[None\]"):
         LatentDensity(model, "beside").fit(data["train"])
 
 

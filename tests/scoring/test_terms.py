@@ -79,6 +79,7 @@ def test_layers_are_chosen_by_name_or_with_how_each_is_reduced():
     [
         ([], ValueError, "name at least one layer"),
         (["fc", "fc"], ValueError, "named twice"),
+        (0, TypeError, "layers takes the name of a layer, such as '0', or several, not 0"),
         ([0], TypeError, "the name of a layer is text, such as '0', not 0"),
         ({"fc": "channels"}, TypeError, r"takes a Reduce\(...\), not 'channels'"),
     ],

@@ -87,7 +87,7 @@ class Energy(OutputDetector):
     .. math:: E = -T \log \sum_c \exp(\text{logit}_c / T)
 
     Args:
-        model: any trained classifier that returns logits. Probabilities and log-probabilities do not do: they have
+        model: any trained classifier that returns logits. Probabilities and log-probabilities do not work: they have
             lost their sum, which is what the energy is. A single logit z counts as (-z/2, z/2).
         temperature: T.
         options: see `OutputOptions`, without `logits`.

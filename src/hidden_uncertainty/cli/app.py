@@ -81,7 +81,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(file_okay=False, callback=expand, help="Folder for demo.png and demo.json.")
     ] = Path("demo-output"),
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the network and the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the split, the network and the noise.")] = 0,
     quick: Quick = False,
 ) -> None:
     """Train a small network on digits and show that it knows what it does not know; under a minute."""

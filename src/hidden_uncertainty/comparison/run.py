@@ -175,6 +175,11 @@ def check(name: str, loader: Iterable[Any], adapter: Adapter | None = None) -> N
 
 
 def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int) -> None:
+    if not isinstance(methods, Mapping):
+        raise TypeError(
+            f"methods must be a mapping from names to methods, such as {{'energy': Energy(model)}}, not "
+            f"{type(methods).__name__}."
+        )
     if not methods or not ood:
         raise ValueError("there is nothing to compare: give at least one method and one out_of_distribution loader.")
     needed = ("predict",) if train is None else ("fit", "predict")

@@ -88,7 +88,27 @@ class Comparison:
         return list(dict.fromkeys(row["ood"] for row in self.rows if row["ood"] is not None))
 
     def value(self, method: str, metric: str, ood: str | None = None) -> float | None:
-        """One number; None where it was not measured."""
+        """One number; None where it was not measured. A name that is not in the comparison is an error.
+
+        Args:
+            method: its name, or `FORWARD` for the network alone.
+            metric: one of those that `compare` lists.
+            ood: which data is to be detected, for `auroc`, `average precision` and `fpr95`; None for the others.
+
+        Example:
+            >>> rows = [{"method": "density", "ood": "letters", "metric": "auroc", "value": 0.975}]
+            >>> Comparison(rows).value("density", "auroc", "letters")
+            0.975
+        """
+        measured = [row["metric"] for row in self.rows]
+        for what, name, known in (
+            ("method", method, [FORWARD, *self.methods]),
+            ("metric", metric, [*DETECTION, *OTHER, *measured]),
+            ("ood", ood, self.ood if metric in DETECTION else [None, *self.ood]),
+        ):
+            if name not in known:
+                there = ", ".join(repr(name) for name in dict.fromkeys(known))
+                raise ValueError(f"{what} must be one of {there}, not {name!r}.")
         asked = (method, metric, ood)
         same = (row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked)
         return next(same, None)

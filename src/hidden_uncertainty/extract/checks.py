@@ -14,7 +14,8 @@ def refuse_rows(activation: Tensor, layer: str, samples: int) -> NoReturn:
     """Raise an error about what a layer gave, which has not one row per input."""
     raise ValueError(
         f"layer {layer!r} gave {tuple(activation.shape)} for {samples} inputs; its first dimension must count the "
-        "inputs. Choose another layer, or another part of its output with select=."
+        "inputs. Choose another layer, or another part of its output with select=; a single input needs a first "
+        "dimension too: x[None]."
     )
 
 

@@ -49,7 +49,10 @@ class Batch:
         """Count the samples: the leading size of the first tensor."""
         first = next(leaves((self.args, self.kwargs), Tensor), None)
         if first is None:
-            raise TypeError("there is no tensor among the inputs; the first dimension of one must count the samples")
+            raise TypeError(
+                "there is no tensor among the inputs; the first dimension of one must count the samples. Turn arrays "
+                "and lists into tensors, for instance with torch.as_tensor."
+            )
         return first.shape[0]
 
     def __getitem__(self, rows: slice) -> Batch:
@@ -145,6 +148,8 @@ def batches(
     """
     if isinstance(loader, Tensor | Mapping | str):
         raise TypeError(f"a loader gives batches, but {_kind(loader)} came; wrap one batch as [batch]")
+    if isinstance(loader, tuple | list) and len(loader) == 2 and _is_pair(*loader):
+        raise TypeError("a loader gives batches, but a pair of inputs and labels came; wrap one batch as [(x, y)]")
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TypeError(
             f"{type(loader).__name__} gives single samples, not batches; pass DataLoader(dataset, batch_size=...)"
@@ -177,7 +182,7 @@ def _built(inputs: Any, label: Any) -> Batch:
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         kwargs = {str(key): value for key, value in inputs.items()}
-    elif isinstance(inputs, Tensor):
+    elif isinstance(inputs, Tensor | np.ndarray):
         args = (inputs,)
     elif isinstance(inputs, tuple | list):
         args = tuple(inputs)
@@ -194,6 +199,11 @@ def _built(inputs: Any, label: Any) -> Batch:
     if label is not None:
         label = _label(label, len(first))
     return Batch(args, kwargs, label)
+
+
+def _is_pair(x: Any, y: Any) -> bool:
+    """Whether two items are inputs with their labels rather than two batches, which would have one number of axes."""
+    return isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim > y.ndim > 0 and len(x) == len(y)
 
 
 def _label(label: Any, n: int) -> Tensor:

@@ -225,8 +225,8 @@ def _check_as_before(model: nn.Module, described: Mapping[str, Any], values: Ten
 
 def _warn_of_weights(path: Any, first: str = "") -> None:
     warn(
-        f"the model's weights are not those that '{path}' was fitted for{first}, and scores mean nothing for other "
-        "ones. Load the weights it was fitted for, or fit again."
+        f"the model's weights are not those that '{path}' was fitted for{first}. With other weights, scores mean "
+        "nothing: load the weights it was fitted for, or fit again."
     )
 
 

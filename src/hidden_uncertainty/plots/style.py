@@ -123,6 +123,10 @@ def array(values: Values, name: str) -> np.ndarray:
 
 def some(groups: Mapping[str, T]) -> Mapping[str, T]:
     """The groups themselves, if there are any."""
+    if not isinstance(groups, Mapping):
+        raise TypeError(
+            f"expected a mapping from names to what is drawn, such as {{'test': ...}}, not {type(groups).__name__}."
+        )
     if not groups:
         raise ValueError("groups is empty: give at least one name with its data.")
     return groups

@@ -28,7 +28,7 @@ class Calibration(nn.Module):
       for that, ask `threshold` for a confidence;
     - if calibration and new inputs are exchangeable (images are; the pixels of one image are not);
     - if the score was fixed without the calibration inputs: neither the density nor the network has seen them. What the
-      network was trained on may look more familiar to it than new data, and the alarm would then ring too often.
+      network was trained on may look more familiar to it than new data, and alarms would then come too often.
 
     The same input has scores that differ in their last digits when it comes alone and when it comes among others, as
     the network's own products do. So that no tie is lost, each known score counts as a little higher than it is:

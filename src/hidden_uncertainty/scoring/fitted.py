@@ -87,6 +87,11 @@ class Fitted:
 
     def interval(self, u: Uncertainty, coverage: float) -> tuple[Tensor, Tensor]:
         """Bounds around the predictions, as wide as unseen errors say."""
+        if not isinstance(u, Uncertainty):
+            raise TypeError(
+                f"interval takes what a detector returned, not {type(u).__name__}: score inputs first, with "
+                "detector.interval(detector(x), coverage)."
+            )
         term, value = self.head.terms[self.head.leading], u.prediction
         if not value.is_floating_point():
             raise RuntimeError(

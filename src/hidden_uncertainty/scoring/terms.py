@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -179,6 +179,8 @@ def chosen_layers(layers: Layers, reduce: How | Reduce = "flatten", max_dim: int
         layers = [layers]
     if isinstance(layers, Mapping):
         chosen = dict(layers)
+    elif not isinstance(layers, Iterable):
+        raise TypeError(f"layers takes the name of a layer, such as '0', or several, not {layers!r}.")
     else:
         default = reduce if isinstance(reduce, Reduce) else Reduce(reduce, max_dim=max_dim)
         chosen = dict.fromkeys(layers, default)

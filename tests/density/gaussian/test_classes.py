@@ -162,6 +162,14 @@ def test_fewer_components_where_samples_are_few() -> None:
     assert caught[0].filename == __file__
 
 
+def test_one_component_cannot_be_fewer() -> None:
+    with pytest.warns(UserWarning, match="class 1 came 4 times") as caught:
+        GaussianMixture(1).fit(*draw([50, 4]))
+    assert [str(w.message) for w in caught] == [
+        "class 1 came 4 times, fewer than min_samples=10: shrunk towards the pooled covariance. More data would help."
+    ]
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("shrinkage", [None, "auto"])
 @pytest.mark.parametrize("covariance", COVARIANCES)

@@ -100,8 +100,7 @@ def fit_classes(
             "raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions further."
         )
     fallbacks = [
-        f"class {names[c]} came {size} times, too few for {components} components of {min_samples} samples each: "
-        f"fitted {granted[c]}" + (", shrunk towards the pooled covariance" if size < min_samples else "")
+        f"class {names[c]} came {size} times, {_fallback(size, granted[c], components, min_samples)}"
         for c, size in enumerate(sizes)
         if (granted[c] < components or size < min_samples) and not (pooling or one_for_all)
     ]
@@ -109,6 +108,14 @@ def fit_classes(
     mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
     center = (counts[:, None] * middle.double()).sum(0) / len(z)
     return ClassFit(classes, center.to(z.dtype), mixtures, out.converged, fallbacks)
+
+
+def _fallback(size: int, granted: int, components: int, min_samples: int) -> str:
+    """What became of a class with too few rows."""
+    if components == 1:
+        return f"fewer than min_samples={min_samples}: shrunk towards the pooled covariance"
+    shrunk = ", shrunk towards the pooled covariance" if size < min_samples else ""
+    return f"too few for {components} components of {min_samples} samples each: fitted {granted}{shrunk}"
 
 
 def _variance(z: Tensor, rows: list[Tensor]) -> float:

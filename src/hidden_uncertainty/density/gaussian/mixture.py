@@ -279,7 +279,7 @@ class GaussianMixture(Density):
         if fit.fallbacks:
             shown, rest = fit.fallbacks[:5], len(fit.fallbacks) - 5
             text = "; ".join(shown) + (f"; and {rest} more classes" if rest > 0 else "")
-            warn(f"{text}. More data, or fewer components, would help.")
+            warn(f"{text}. More data{', or fewer components,' if self.components > 1 else ''} would help.")
         late = int((~fit.converged).sum())
         if late:
             warn(
