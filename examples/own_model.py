@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from hidden_uncertainty import GaussianMixture, LatentDensity, layers
+from hidden_uncertainty import LatentDensity, suggest
 
 torch.manual_seed(0)
 
@@ -27,11 +27,11 @@ for _ in range(20):
         nn.functional.cross_entropy(model(x), y).backward()
         optimiser.step()
 
-# Print the names of the layers. We take the affine layer before the last activation, "2".
-layers(model, next(iter(DataLoader(train, batch_size=8))))
+# Which layers will be read, and why. Name others with LatentDensity(model, layers=...).
+print(suggest(model, DataLoader(train, batch_size=8)))
 
-# There are about a hundred images per class, so one Gaussian per class is enough. The loader may shuffle.
-detector = LatentDensity(model, layers="2", density=GaussianMixture(components=1))
+# The loader may shuffle.
+detector = LatentDensity(model)
 detector.fit(DataLoader(train, batch_size=256, shuffle=True), calibration=DataLoader(calibration, batch_size=256))
 detector.threshold(false_alarm=0.05)
 detector.save("detector.safetensors")
@@ -46,4 +46,4 @@ for name, inputs in {"test digits": x, "upside down": x.flip(1), "white noise": 
 
 u = detector(x)
 most = u.epistemic.argsort(descending=True)[:5]
-print("most surprising test digits:", [f"{y[i]} ({u.epistemic[i]:.0f} nats)" for i in most])
+print("most surprising test digits:", [f"{y[i]} ({u.epistemic[i]:.0f} nats, by {u.why()[i]})" for i in most.tolist()])
