@@ -308,3 +308,10 @@ def test_an_empty_batch():
     reduction = fitted(Reduce(max_dim=5), draw(100, 60))
     z, residual = reduction(torch.zeros(0, 60))
     assert (z.shape, residual.shape) == ((0, 5), (0,))
+
+
+@pytest.mark.parametrize("shape", [("x",), (1.5,), (-1,), (True,)])
+def test_a_shape_that_no_layer_has(shape: tuple) -> None:
+    Reduction(Reduce(), "layer", (3, 0)).check()
+    with pytest.raises(ValueError, match="is not the shape of a layer"):
+        Reduction(Reduce(), "layer", shape).check()

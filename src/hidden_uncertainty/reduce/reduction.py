@@ -216,7 +216,8 @@ class Reduction(nn.Module):
         return z, residual
 
     def check(self) -> None:
-        """Raise a ValueError where the buffers cannot be those of a fit."""
+        """Raise a ValueError where the shape or the buffers cannot be those of a fit."""
+        expect(all(_is_int(size) and size >= 0 for size in self.shape), f"{self.shape} is not the shape of a layer")
         if self.kept is not None:
             expect((self.basis.norm(dim=0) - 1).abs() < 1e-3, "a direction has not the length one")
             expect(not self.reduce.residual or self.floor >= 0, "floor is negative")

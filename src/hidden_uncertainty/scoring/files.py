@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import io
-from ..extract import Pixels
+from ..extract import AsIs, Pixels
 from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
@@ -19,6 +19,7 @@ from .restore import Unallocated
 from .terms import Term
 
 GRID = ("support", "log_weight", "log_volume")  # what marginals of version 0.1.0 had besides
+LARGEST = float(torch.finfo(torch.float32).max)  # that scores are compared with
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -89,16 +90,23 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     numbers += [] if header["threshold"] is None else [header["threshold"]]
     io.expect([term["name"] for term in header["terms"]] == names, "terms were fitted that it does not have")
     io.expect(header["calibrated"] in (None, "unseen", "holdout"), f"calibrated={header['calibrated']!r} is not known")
-    io.expect(all(type(number) in (int, float) for number in numbers), "a seed or a threshold is not a number")
     io.expect(header["thresholds"].keys() <= {*names}, "there is a threshold for a term that it does not have")
     combination = head.combination
     io.expect(combination.combine == header["combine"], "it combines terms in two ways")
     io.expect(not combination.learns or [*combination.standard] == names, "it does not say how scores are standardised")
+    numbers += [number for pair in combination.standard.values() for number in pair]
+    known = all(type(number) in (int, float) and abs(number) < LARGEST for number in numbers)
+    io.expect(known, "a seed, a threshold or a standard of scores is not a number, or too large")
     io.expect(
         all(pair.deviation > 0 for pair in combination.standard.values()), "a deviation of scores is not positive"
     )
     with Unallocated(len(names)):
-        return [Term.from_config(term) for term in header["terms"]]
+        terms = [Term.from_config(term) for term in header["terms"]]
+    for term in terms:
+        fitted = head.reductions[term.name]
+        same = isinstance(fitted, AsIs) or (fitted.layer, fitted.reduce) == (term.layer, term.reduce)
+        io.expect(same, f"term {term.name!r} was fitted to another layer, or to one that was reduced in another way")
+    return terms
 
 
 def _convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
