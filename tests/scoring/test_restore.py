@@ -181,7 +181,7 @@ def _reduction(header):
         (lambda header: header.update(threshold=-(10**60)), "or too large"),
         (lambda header: _standard(header).update({"0": [[], 1.0]}), "standard of scores is not a number"),
         (lambda header: header["terms"][0].update(layer="1"), "term '0' was fitted to another layer"),
-        (lambda header: _reduction(header)["reduce"].update(normalise=True), "reduced in another way"),
+        (lambda header: _reduction(header)["reduce"].update(read="input"), "or to another part of it"),
         (lambda header: header.update(seed=None), "a seed, a threshold or a standard of scores is not"),
         (lambda header: header["thresholds"].update(other=1.0), "threshold for a term that it does not have"),
         (lambda header: header.update(calibrated="perhaps"), "calibrated='perhaps' is not known"),

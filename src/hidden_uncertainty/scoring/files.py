@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import io
-from ..extract import AsIs, Pixels
+from ..extract import Pixels
 from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
@@ -103,9 +103,8 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     with Unallocated(len(names)):
         terms = [Term.from_config(term) for term in header["terms"]]
     for term in terms:
-        fitted = head.reductions[term.name]
-        same = isinstance(fitted, AsIs) or (fitted.layer, fitted.reduce) == (term.layer, term.reduce)
-        io.expect(same, f"term {term.name!r} was fitted to another layer, or to one that was reduced in another way")
+        fits = term.source.fits(head.reductions[term.name])
+        io.expect(fits, f"term {term.name!r} was fitted to another layer, or to another part of it")
     return terms
 
 
