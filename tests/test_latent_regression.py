@@ -193,3 +193,21 @@ def test_an_interval_is_no_wider_than_its_coverage_asks(net: Net) -> None:
     u = detector(x)
     low, high = detector.interval(u, 0.9)
     assert int(((low <= y) & (y <= high)).sum()) == 90
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e15])
+def test_expected_errors_are_finite_and_follow_the_unit_of_labels(unit: float) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.hidden(x)[:, 0] * unit
+
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2000, 2, generator=generator), torch.randn(2000, generator=generator)
+    batches = [(x, (x[:, 0] + 0.3 * noise) * unit)]
+    detector = LatentDensity(Scaled(), "hidden", JointMixture(1), task="regression", condition="label").fit(batches)
+    torch.testing.assert_close(detector(x).expected_error / unit, torch.full((2000,), 0.3), rtol=0.1, atol=0)
+    assert detector(torch.tensor([[1e20, 0.0]])).expected_error.isfinite().all()

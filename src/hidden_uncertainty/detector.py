@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import io
 from .abilities import require
-from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen
+from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen, require_sources
 from .model.batches import Adapter, Batch
 from .model.capture import device_of
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -214,6 +214,7 @@ class Detector:
         """Fit to features of training data that `extract` gave, of any detector, and calibrate with unseen ones."""
         require(self, "features")
         features.require(self.layers, features.reductions)
+        require_sources(features, {name: term.source for name, term in self.terms.items()})
         if calibration is not None:
             calibration.require(self.layers, features.reductions)
             if calibration.population is not None:

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty import GaussianMixture, LatentDensity, Regression
+from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce, Regression
+from hidden_uncertainty.detector import Detector
+from hidden_uncertainty.scoring.bayes import DensityMethod
+from hidden_uncertainty.scoring.terms import Term
 
 
 class Calls(nn.Module):
@@ -43,6 +46,21 @@ def test_features_once_densities_many(trained: nn.Module, data: dict) -> None:
     assert (found.p_value - u.p_value).abs().max() < 4.01 / 501  # ties are measured with the network, or without it
     with pytest.raises(ValueError, match="the features have no layer"):
         LatentDensity(model, "model.out").fit_features(train)
+
+
+def test_features_of_another_place_are_refused(trained: nn.Module, data: dict, tmp_path: Path) -> None:
+    features = LatentDensity(trained, "hidden", reduce=Reduce(read="input")).extract(data["train"])
+    with pytest.raises(ValueError, match=r"features of \['hidden'\] were read elsewhere .* same read= and select="):
+        LatentDensity(trained, "hidden").fit_features(features)
+    other = Detector(trained, [Term(DensityMethod(GaussianMixture(1)), "body", name="hidden")], task="classification")
+    with pytest.raises(ValueError, match=r"features of \['hidden'\] were read elsewhere"):
+        LatentDensity(trained, "hidden").fit_features(other.extract(data["train"]))
+    # How they were reduced belongs to the features, in files too.
+    short = LatentDensity(trained, "hidden", reduce=Reduce(max_dim=4, normalise=True)).extract(data["train"])
+    detector = LatentDensity(trained, "hidden", GaussianMixture(1)).fit_features(short)
+    detector.save(tmp_path / "file")
+    x = data["test"][0][0]
+    assert torch.equal(LatentDensity.load(tmp_path / "file", trained)(x).epistemic, detector(x).epistemic)
 
 
 def test_features_reduced_differently_are_not_mixed(trained: nn.Module, data: dict) -> None:

@@ -102,7 +102,7 @@ def test_orthonormal_and_ordered(mode):
     basis, variance = fit(x, 60)[1:3]
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]), rtol=0, atol=1e-5)
     assert (variance.diff() <= 0).all()
-    torch.testing.assert_close((x @ basis).var(0), variance, rtol=1e-2, atol=0)
+    torch.testing.assert_close((x @ basis).double().var(0), variance, rtol=1e-2, atol=0)
 
 
 @settings(max_examples=10, deadline=None)
@@ -193,7 +193,7 @@ def test_constant_data_is_an_error(x, mode):
 def test_other_floating_types(dtype, mode):
     x = draw(torch.arange(1, 101.0) ** -1.5, 300).to(dtype)
     ours, same = fit(x, 8), fit(x.float(), 8)
-    assert ours.basis.dtype == ours.mean.dtype == ours.variance.dtype == torch.float32
+    assert ours.basis.dtype == ours.mean.dtype == torch.float32
     assert distance(ours.basis, same.basis) < 1e-4
 
 

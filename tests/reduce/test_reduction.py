@@ -95,19 +95,32 @@ def test_residual_as_a_column(how):
     z, residual = reduction(x)
     assert z.shape == (200, 6)
     assert reduction.dim == 6
-    torch.testing.assert_close(z[:, -1].exp(), residual + reduction.floor)
-    assert 5e-4 < reduction.floor / residual.mean() < 1e-2
+    unit = reduction.unit
+    torch.testing.assert_close((z[:, -1] / unit).exp(), residual / reduction.power**2 + reduction.floor)
+    torch.testing.assert_close(unit**2, float(z[:, :-1].square().mean()), rtol=0.01, atol=0)
+    assert 5e-4 < reduction.floor * reduction.power**2 / residual.mean() < 1e-2
     other = fitted(Reduce(how, max_dim=5, residual=True), x.flip(0), batch=30)  # in another order
     torch.testing.assert_close(other(x)[0], z, rtol=1e-5, atol=1e-5)
     inside = reduction.mean + torch.ones(1, 5) @ reduction.basis.T  # nothing to drop
     assert torch.isfinite(reduction(inside)[0]).all()
 
 
+@pytest.mark.parametrize("how", ["flatten", "project"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e8, 1e16])
+def test_residual_columns_grow_with_the_layer(how, scale):
+    x = draw(200, 30)
+    one, other = (fitted(Reduce(how, max_dim=5, residual=True), rows)(rows)[0] for rows in (x, x * scale))
+    other = other / scale
+    torch.testing.assert_close(other[:, :-1], one[:, :-1], rtol=1e-4, atol=1e-4)
+    shift = other[:, -1] - one[:, -1]  # a logarithm of another unit
+    torch.testing.assert_close(shift, shift.mean().expand(200), rtol=0, atol=1e-4)
+
+
 def test_residual_of_data_that_has_none():
     x = draw(100, 3) @ draw(3, 40, seed=1)  # the basis holds all of it; off it, the residual must stand out
     reduction = fitted(Reduce(max_dim=5, residual=True), x)
     assert reduction.kept == 3
-    usual, strange = reduction(x)[0][:, -1], reduction(x + draw(100, 40, seed=2))[0][:, -1]
+    usual, strange = (reduction(rows)[0][:, -1] / reduction.unit for rows in (x, x + draw(100, 40, seed=2)))
     assert usual.max() - usual.min() < 1  # rounding alone, below the floor
     assert strange.min() > usual.max() + 3
     nothing = ReductionFit(Reduce("project", max_dim=2, residual=True), "dead")
@@ -308,3 +321,10 @@ def test_an_empty_batch():
     reduction = fitted(Reduce(max_dim=5), draw(100, 60))
     z, residual = reduction(torch.zeros(0, 60))
     assert (z.shape, residual.shape) == ((0, 5), (0,))
+
+
+@pytest.mark.parametrize("shape", [("x",), (1.5,), (-1,), (True,)])
+def test_a_shape_that_no_layer_has(shape: tuple) -> None:
+    Reduction(Reduce(), "layer", (3, 0)).check()
+    with pytest.raises(ValueError, match="is not the shape of a layer"):
+        Reduction(Reduce(), "layer", shape).check()

@@ -88,7 +88,7 @@ def test_agreement_is_cohens_kappa(classes: int) -> None:
     ("learnt", "message"),
     [
         (Tail((0.0, 1.0), (0.0,), 1.0, 1.0), "not one height per knot"),
-        (Tail((0.0, math.nan), (0.0, 1.0), 1.0, 1.0), "not finite"),
+        (Tail((0.0, math.nan), (0.0, 1.0), 1.0, 1.0), "not a number"),
         (Tail((1.0, 0.0), (0.0, 1.0), 1.0, 1.0), "does not ascend"),
         (Tail((0.0, 1.0), (0.0, LOWEST), -1.0, 1.0), "does not ascend"),
         (Standard(0.0, 0.0), "not positive"),

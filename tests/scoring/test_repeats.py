@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -190,24 +191,47 @@ def test_the_margin_is_saved(networks: dict[str, nn.Module], tmp_path) -> None:
         assert torch.equal(one.p_value, two.p_value) and torch.equal(one.surprising, two.surprising)
 
 
-def test_first_inputs_are_kept_as_copies_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = torch.zeros(30, 2)
+def test_ties_count_where_inputs_that_round_more_come_last() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 2)).eval()
+    far = torch.full((32,), 1e4)
+    with torch.no_grad():
+        nn.init.orthogonal_(model[0].weight, generator=torch.Generator().manual_seed(0))
+        model[0].bias.zero_()
+        model[1].weight.zero_()[1] = far @ model[0].weight.T
+        model[1].bias.copy_(torch.tensor([16e8, 0.0]))
+    near, rare, unseen, last = (
+        torch.randn(n, 32, generator=torch.Generator().manual_seed(seed))
+        for seed, n in enumerate((20_000, 100, 300, 100))
+    )
+    strange = 3 * last[:1] + far
+    detector = LatentDensity(model, "0", GaussianMixture(1), task="classification")
+    detector.fit([near, rare + far], calibration=[*unseen.split(100), last + far, strange.expand(200, -1).clone()])
+    for size in (1, 2, 5, 100):
+        assert detector(strange.expand(size, -1)).p_value[0] >= 201 / 601
 
-    def loader() -> Iterator[tuple[Tensor, Tensor]]:
-        for number in range(5):
-            yield buffer.fill_(number), torch.full((30,), number)
 
-    kept = Kept(loader())
-    assert [len(batch) for batch in kept] == [30] * 5
-    assert [len(batch) for batch in kept.batches] == [30, 30, 30, 10]
-    assert [float(batch.args[0].max()) for batch in kept.batches] == [0, 1, 2, 3]
-    assert [batch.label.tolist() for batch in kept.batches] == [
-        [number] * n for number, n in enumerate((30, 30, 30, 10))
-    ]
+def test_inputs_of_all_batches_are_kept_as_copies_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = torch.zeros(60, 2)
+
+    def loader(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(count):
+            yield buffer.fill_(number), torch.full((60,), number)
+
+    for count in (1, 2, 5, 14, 40, 1000):
+        kept = Kept(loader(count))
+        assert [len(batch) for batch in kept] == [60] * count
+        assert 60 <= sum(map(len, kept.batches)) <= repeats.INPUTS
+        assert all(len(batch) > repeats.TOGETHER // 2 for batch in kept.batches)
+        places = [float(batch.args[0].max()) for batch in kept.batches]
+        assert [set(batch.label.tolist()) for batch in kept.batches] == [{place} for place in places]
+        steps = {int(after - before) for before, after in pairwise([*places, count])}
+        assert len(steps) == 1 if count <= 14 else max(steps) <= count / 7
+    whole = Kept([torch.arange(1000.0)[:, None]])
+    assert len(list(whole)) == 1 and float(whole.batches[0].args[0].max()) > 980
     monkeypatch.setattr(repeats, "BYTES", 8 * 40)  # of two float32 each
-    assert sum(map(len, Kept(loader()).batches)) == 0
-    few = Kept(loader())
-    assert sum(1 for _ in few) == 5 and sum(map(len, few.batches)) <= 41
+    assert sum(map(len, Kept(loader(5)).batches)) == 0
+    few = Kept(loader(5))
+    assert sum(1 for _ in few) == 5 and 20 <= sum(map(len, few.batches)) <= 40
     assert len(Kept([1, 2, 3])) == 3
     with pytest.raises(TypeError):
         len(Kept(iter([])))

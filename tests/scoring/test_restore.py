@@ -165,16 +165,28 @@ def test_content_that_no_fit_gives(saved, name, end, change, text, tmp_path):
         Detector.load(tmp_path / "changed", network)
 
 
+def _standard(header):
+    return header["head"]["combination"]["standard"]
+
+
+def _reduction(header):
+    return header["head"]["terms"][0]["reduction"]
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda header: header.pop("terms"), "there is no 'terms'"),
-        (lambda header: header.update(threshold="high"), "a seed or a threshold is not a number"),
-        (lambda header: header.update(seed=None), "a seed or a threshold is not a number"),
+        (lambda header: header.update(threshold="high"), "a seed or a threshold is not"),
+        (lambda header: header.update(threshold=-(10**60)), "or too large"),
+        (lambda header: _standard(header).update({"0": [[], 1.0]}), "what is known of scores is not a number"),
+        (lambda header: header["terms"][0].update(layer="1"), "term '0' was fitted to another layer"),
+        (lambda header: _reduction(header)["reduce"].update(read="input"), "or to another part of it"),
+        (lambda header: header.update(seed=None), "a seed or a threshold is not"),
         (lambda header: header["thresholds"].update(other=1.0), "threshold for a term that it does not have"),
         (lambda header: header.update(calibrated="perhaps"), "calibrated='perhaps' is not known"),
         (lambda header: header.update(combine="last"), "it combines terms in two ways"),
-        (lambda header: header["head"]["combination"]["standard"].update({"0": [0.0, 0.0]}), "is not positive"),
+        (lambda header: _standard(header).update({"0": [0.0, 0.0]}), "is not positive"),
         (lambda header: header["head"]["combination"].update(standard={}), "how scores are combined"),
         (lambda header: header["terms"].reverse(), "terms were fitted that it does not have"),
         (lambda header: header.update(condition="weather"), "condition must be 'prediction' or 'label'"),

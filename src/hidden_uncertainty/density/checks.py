@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 from typing import Any, get_args
 
 import torch
@@ -65,6 +66,13 @@ def check_numbers(z: Tensor, y: Tensor, dtype: str | None) -> tuple[Tensor, Tens
         where = f" in column {constant}" if y.shape[1] > 1 else ""
         raise ValueError(f"y is the same in all {len(y)} rows{where}: p(z|ŷ) needs predictions that vary.")
     return z, y
+
+
+def check_amounts(**amounts: Any) -> None:
+    """Raise unless these are finite numbers of zero or more."""
+    for name, value in amounts.items():
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise ValueError(f"{name} must be zero or more, and finite, not {value!r}.")
 
 
 def _activations(z: Tensor, dtype: str | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
-from .extractor import OUTPUTS, AsIs, Extractor, Reader, Source
+from .extractor import OUTPUTS, AsIs, Extractor, Reader, Source, require_sources
 from .features import Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
 from .grid import Grid
 from .pixel_extractor import Later, PixelExtractor, label_maps
@@ -25,4 +25,5 @@ __all__ = [
     "Source",
     "Unseen",
     "label_maps",
+    "require_sources",
 ]

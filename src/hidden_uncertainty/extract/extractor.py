@@ -40,6 +40,13 @@ class Source:
     layer: str | None
     reduce: Reduce
 
+    def fits(self, reduction: Reduction) -> bool:
+        """Whether a reduction was fitted to the same part of the same layer, however it reduces that."""
+        if self.layer is None or isinstance(reduction, AsIs):
+            return self.layer is None and isinstance(reduction, AsIs)
+        theirs = reduction.reduce
+        return (self.layer, self.reduce.read, self.reduce.select) == (reduction.layer, theirs.read, theirs.select)
+
 
 class AsIs(Reduction):
     """What is read of the network's outputs, which are never reduced."""
@@ -50,6 +57,16 @@ class AsIs(Reduction):
     def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
         """The outputs as they are."""
         return activation, None
+
+
+def require_sources(features: Features, sources: Mapping[str, Source]) -> None:
+    """Raise unless features were read where terms read."""
+    other = [name for name, source in sources.items() if not source.fits(features.reductions[name])]
+    if other:
+        raise ValueError(
+            f"the features of {other} were read elsewhere than this detector reads: extract them with a detector that "
+            "has the same layers, and the same read= and select= in Reduce(...)."
+        )
 
 
 class Pass(NamedTuple):
@@ -212,8 +229,11 @@ class Extractor(Reader):
 
     def _reduction_fits(self) -> dict[str, ReductionFit]:
         """What to fit to each layer; outputs are taken as they are."""
-        layers = {name: source for name, source in self.sources.items() if source.layer is not None}
-        return {name: ReductionFit(source.reduce, name, seed=self.seed) for name, source in layers.items()}
+        return {
+            name: ReductionFit(source.reduce, source.layer, seed=self.seed)
+            for name, source in self.sources.items()
+            if source.layer is not None
+        }
 
     def _reductions(self, fits: Mapping[str, ReductionFit]) -> dict[str, Reduction]:
         return {name: fits[name].result() if name in fits else AsIs() for name in self.sources}

@@ -15,6 +15,7 @@ from . import capture
 from .batches import Batch
 
 SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
+ORDERED = (nn.RNNBase, nn.MultiheadAttention)  # each token that they give depends on others that they read
 MOST = 0.8  # a part of the network that has more than this share of them is looked into
 How = Literal["flatten", "channels", "tokens", "token"]
 
@@ -59,7 +60,7 @@ class _Call:
     """What a layer took and gave while the model ran."""
 
     name: str
-    weighted: bool  # it has weights and no parts
+    weighted: bool  # it has weights, and called no part of its own
     done: int  # calls of layers with weights that had ended with it
     before: type[nn.Module] | None  # the last of these layers
     taken: Tensor | None  # of the shape of its input, without memory
@@ -89,6 +90,11 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
     often = Counter(call.name for call in calls)
     once = [call for call in calls if often[call.name] == 1]
     scores = capture.select(result, output, "the network", "output")
+    if scores.ndim == 0 or scores.numel() == 0:
+        raise ValueError(
+            f"layers are chosen by the outputs of at least one input, (n, ...), but the network gave "
+            f"{tuple(scores.shape)}: give a batch with inputs, or choose another output with output=."
+        )
     head, choice = _head([call for call in once if call.weighted], scores)
     before = calls[: next(i for i, call in enumerate(calls) if call is head)]
     total = sum(call.weighted for call in before) + (choice.read == "output")
@@ -112,16 +118,20 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
 def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
     """All calls of layers, in the order in which they end, and what the model returns."""
     calls: list[_Call] = []
-    modules = {name: module for name, module in capture.named(model) if not isinstance(module, torch.jit.ScriptModule)}
+    running: list[int] = []  # how many calls had ended when each that still runs began
+    modules = {name: module for name, module in capture.named(model) if not _apart(name, module)}
     last: type[nn.Module] | None = None
     done = 0
 
+    def begin(*_: Any) -> None:
+        running.append(len(calls))
+
     def noting(name: str, module: nn.Module) -> capture.Callback:
-        leaf = not any(True for _ in module.children())
-        weighted = leaf and any(weight.ndim > 1 for weight in module.parameters(recurse=False))
+        weights = _has_weights(module)
 
         def note(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal last, done
+            weighted = running.pop() == len(calls) and weights
             if weighted:
                 last, done = type(module), done + 1
             given = _tensor(output)
@@ -132,15 +142,26 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
         return note
 
     callbacks = {name: noting(name, module) for name, module in modules.items()}
-    result = capture.lend(model, callbacks, lambda inner: inner(*batch.args, **batch.kwargs))
+    before = dict.fromkeys(modules, begin)
+    result = capture.lend(model, callbacks, lambda inner: inner(*batch.args, **batch.kwargs), before=before)
     return calls, result
+
+
+def _apart(name: str, module: nn.Module) -> bool:
+    """Whether a module is none that activations pass: scripted, or a part of how a weight is computed."""
+    return isinstance(module, torch.jit.ScriptModule) or "parametrizations" in name.split(".")
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Whether it has a matrix; those of quantised layers are not parameters, but what a method returns."""
+    return any(weight.ndim > 1 for weight in module.parameters()) or callable(getattr(module, "weight", None))
 
 
 def _head(calls: Sequence[_Call], scores: Tensor) -> tuple[_Call, Choice]:
     """The layer that gives the network's output, and what to read of it."""
     if not calls:
         raise ValueError("no layer with weights was called once, so none can be chosen: name one with layers=.")
-    scores = scores.reshape(len(scores), -1)
+    whole, pooled = scores.reshape(len(scores), -1), _views(scores)  # pooled where each pixel or token has its own
     known = [call for call in reversed(calls) if _readable(call.taken, len(scores))]
     for alike, reason in (
         (_same, "read by the layer that gives the network's output"),
@@ -148,8 +169,13 @@ def _head(calls: Sequence[_Call], scores: Tensor) -> tuple[_Call, Choice]:
     ):
         for call in known:
             for view, values in call.views.items():
-                assert call.taken is not None
-                if alike(values, scores) and (view.how == "flatten") == (call.taken.ndim <= 2):
+                assert call.taken is not None and call.before is not None
+                if not alike(values, pooled.get(view, whole)):
+                    continue
+                if issubclass(call.before, ORDERED):
+                    given = "what the last layer gives, which is the network's output"
+                    return call, Choice(call.name, "output", *view, values.shape[1], given)
+                if (view.how == "flatten") == (call.taken.ndim <= 2):
                     return call, Choice(call.name, "input", *view, _width(call.taken, view), reason)
     call = calls[-1]
     if not _readable(call.given, len(scores)):
@@ -186,11 +212,13 @@ def _same(values: Tensor, scores: Tensor) -> bool:
     """Whether these are the network's outputs, as they are or before a softmax or a sigmoid."""
     if values.shape != scores.shape:
         return False
+    coarse = max(torch.finfo(part.dtype).eps for part in (values, scores) if part.is_floating_point())
     values, scores = values.double(), scores.double()
+    rtol, atol = max(1e-3, 4 * coarse), max(1e-5, coarse * float(scores.abs().max()))
     made = [(values, scores), (values.softmax(1), scores), (values.sigmoid(), scores)]
     if values.shape[1] > 1:
         made.append((values.log_softmax(1), scores.log_softmax(1)))
-    return any(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in made if one.shape[1] > 0)
+    return any(torch.allclose(one, other, rtol=rtol, atol=atol) for one, other in made if one.shape[1] > 0)
 
 
 def _as_wide(values: Tensor, scores: Tensor) -> bool:
@@ -223,7 +251,7 @@ def _readable(tensor: Tensor | None, n: int) -> bool:
 def _views(tensor: Tensor) -> dict[View, Tensor]:
     """What an activation may be as one vector per input, copied."""
     if tensor.ndim <= 2:
-        return {View("flatten"): tensor.reshape(len(tensor), -1).clone()} if tensor.ndim else {}
+        return {View("flatten"): (tensor if tensor.ndim == 2 else tensor[:, None]).clone()} if tensor.ndim else {}
     if tensor.ndim == 3:
         tokens = {View("token", 0): tensor[:, 0].clone(), View("token", -1): tensor[:, -1].clone()}
         return {View("tokens"): tensor.mean(1), **tokens}

@@ -28,8 +28,8 @@ class Components(NamedTuple):
 
     mean: Tensor  # (D,)
     basis: Tensor  # (D, k), orthonormal columns, largest variance first
-    variance: Tensor  # (k,)
-    total: Tensor  # scalar: the variance of all D dimensions
+    variance: Tensor  # (k,), in float64, as squares of small activations underflow
+    total: Tensor  # scalar: the variance of all D dimensions, likewise
 
 
 class StreamingPCA:
@@ -211,7 +211,7 @@ class StreamingPCA:
         fixed = torch.randn(self.dim, generator=generator, dtype=torch.float32, device="cpu").to(basis.device)
         basis *= torch.where(fixed @ basis < 0, -1.0, 1.0)
         variance = values[chosen] / (count - 1)
-        self._components = Components(mean.float(), basis, variance.float(), (energy / (count - 1)).float())
+        self._components = Components(mean.float(), basis, variance, energy / (count - 1))
 
     def _choose(self, values: Tensor, count: int, mean: Tensor) -> Tensor:
         """Indices of the components to keep, the largest of the ascending eigenvalues first."""
@@ -226,7 +226,7 @@ class StreamingPCA:
         return torch.arange(len(values) - 1, len(values) - 1 - rank, -1, device=values.device)
 
     def result(self) -> Components:
-        """`mean` (D,), `basis` (D, k), `variance` (k,) and the `total` variance, in float32."""
+        """`mean` (D,) and `basis` (D, k) in float32, `variance` (k,) and the `total` variance in float64."""
         if self._components is None:
             raise RuntimeError(f"{self.passes_left} of {self.passes} passes over {self.name} are still to come.")
         return self._components

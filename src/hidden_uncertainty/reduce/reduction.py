@@ -16,7 +16,9 @@ from .pca import StreamingPCA, check_finite
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
 Read = Literal["output", "input"]
-LARGEST = 1e15  # centred activations saturate here: the squares of 100 million of them still sum to a float32
+LARGEST = 1e15  # centred activations, in units, saturate here: the squares of 100 million still sum to a float32
+
+FARTHEST = 120  # the exponent of a unit at most: its inverse is a float32, too
 
 
 @dataclass(frozen=True)
@@ -166,28 +168,38 @@ class Reduction(nn.Module):
 
     with x the flattened or pooled activation, and buffers `mean` m (D,) and `basis` B (D, k). r is the squared norm of
     what the projection drops. A layer that is narrow enough has neither buffer, z = x and no r.
-    With `reduce.residual`, z has log(r + `floor`) as its last column; `floor` is far below the r seen in fitting.
+    With `reduce.residual`, z has u log(r / v² + `floor`) as its last column, where `floor` is far below the r / v² seen
+    in fitting, and u, `unit`, is the deviation of the other columns on average: all grow with the layer. v, `power`, is
+    the power of two next to it.
 
     Args:
         reduce: what was asked for.
         layer: the name of the layer, for errors.
         shape: of its output, without the samples.
         kept: k, or `None` when nothing is dropped.
+        unit: u; 1 where it is not known.
     """
 
     mean: Tensor
     basis: Tensor
     floor: Tensor
 
-    def __init__(self, reduce: Reduce, layer: str, shape: tuple[int, ...], kept: int | None = None) -> None:
+    def __init__(
+        self, reduce: Reduce, layer: str, shape: tuple[int, ...], kept: int | None = None, unit: float = 1.0
+    ) -> None:
         super().__init__()
-        self.reduce, self.layer, self.shape, self.kept = reduce, layer, tuple(shape), kept
+        self.reduce, self.layer, self.shape, self.kept, self.unit = reduce, layer, tuple(shape), kept, unit
         if kept is not None:
             width = reduce.width((0, *shape))
             self.register_buffer("mean", torch.zeros(width, dtype=torch.float32, device="cpu"))
             self.register_buffer("basis", torch.zeros(width, kept, dtype=torch.float32, device="cpu"))
             if reduce.residual:
                 self.register_buffer("floor", torch.zeros((), dtype=torch.float32, device="cpu"))
+
+    @property
+    def power(self) -> float:
+        """What activations are measured in, so that no square over- or underflows: no digit changes."""
+        return 2.0 ** round(math.log2(self.unit))
 
     @property
     def dim(self) -> int:
@@ -207,16 +219,20 @@ class Reduction(nn.Module):
             return self.reduce.flat(activation), None
         mean, basis = self.mean, self.basis
         x = self.reduce.flat(activation, copy=False).to(mean.device)
-        centred = (x - mean).clamp_(-LARGEST, LARGEST).to(basis.dtype)  # (n, D)
+        power = self.power
+        centred = (x - mean).div_(power).clamp_(-LARGEST, LARGEST).to(basis.dtype)  # (n, D)
         z = centred @ basis  # (n, k)
         energy, kept = (torch.linalg.vector_norm(part, dim=1).square() for part in (centred, z))
         residual = (energy - kept).clamp(min=0)  # (n,)
         if self.reduce.residual:
-            z = torch.cat([z, (residual + self.floor).log().unsqueeze(1)], dim=1)
-        return z, residual
+            z = torch.cat([z, (residual + self.floor).log().unsqueeze(1) * (self.unit / power)], dim=1)
+        limit = torch.finfo(z.dtype).max
+        return (z * power).clamp(-limit, limit), (residual * power * power).clamp(max=limit)
 
     def check(self) -> None:
-        """Raise a ValueError where the buffers cannot be those of a fit."""
+        """Raise a ValueError where the shape or the buffers cannot be those of a fit."""
+        expect(all(_is_int(size) and size >= 0 for size in self.shape), f"{self.shape} is not the shape of a layer")
+        expect(type(self.unit) is float and 2.0**-FARTHEST <= self.unit <= 2.0**FARTHEST, "its unit is out of range")
         if self.kept is not None:
             expect((self.basis.norm(dim=0) - 1).abs() < 1e-3, "a direction has not the length one")
             expect(not self.reduce.residual or self.floor >= 0, "floor is negative")
@@ -232,12 +248,14 @@ class Reduction(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """What rebuilds this module without its tensors, ready for JSON."""
-        return {"reduce": self.reduce.to_dict(), "layer": self.layer, "shape": list(self.shape), "kept": self.kept}
+        known = {"reduce": self.reduce.to_dict(), "layer": self.layer, "shape": list(self.shape), "kept": self.kept}
+        return {**known, "unit": self.unit}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Reduction:
         """A module with empty buffers of the right shapes, for `load_state_dict`."""
-        return cls(Reduce.from_dict(config["reduce"]), config["layer"], tuple(config["shape"]), config["kept"])
+        reduce, unit = Reduce.from_dict(config["reduce"]), config.get("unit", 1.0)  # files of version 0.1.0 have none
+        return cls(reduce, config["layer"], tuple(config["shape"]), config["kept"], unit)
 
 
 class ReductionFit:
@@ -321,9 +339,9 @@ class ReductionFit:
             self._pca.update(self.reduce.flat(activation, copy=False))
         elif self._energy is not None:
             assert self._reduction is not None
-            dropped = self._reduction(activation)[1]
-            whole = torch.linalg.vector_norm(self.reduce.flat(activation, copy=False), dim=1).square()
-            self._energy += torch.stack([part.to(self._energy).sum() for part in (dropped, whole, whole >= 0)])
+            x = self.reduce.flat(activation, copy=False).to(self._energy)
+            whole, kept = (part.square().sum() for part in (x, x @ self._reduction.basis.to(x)))
+            self._energy += torch.stack([whole - kept, whole, x.new_tensor(len(x))])
 
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass, as `StreamingPCA.end_pass`. Does nothing when `done`."""
@@ -336,7 +354,8 @@ class ReductionFit:
         elif self._energy is not None:
             assert self._reduction is not None
             dropped, total, rows = self._energy if all_sum is None else all_sum(self._energy)
-            self._set_floor(self._reduction, dropped / rows.clamp(min=1), total / rows.clamp(min=1))
+            kept = (total - dropped) / rows.clamp(min=1) / self._reduction.basis.shape[1]
+            self._set_scale(self._reduction, kept, dropped / rows.clamp(min=1), total / rows.clamp(min=1))
             self._energy = None
 
     def result(self) -> Reduction:
@@ -347,17 +366,20 @@ class ReductionFit:
             found = self._pca.result()
             reduction = Reduction(self.reduce, self.layer, self._shape, found.basis.shape[1]).to(found.basis.device)
             reduction.mean, reduction.basis = found.mean, found.basis
-            if self.reduce.residual:
-                self._set_floor(reduction, found.total - found.variance.sum(), found.total)
+            self._set_scale(reduction, found.variance.mean(), found.total - found.variance.sum(), found.total)
             self._reduction, self._pca = reduction, None
         assert self._reduction is not None
         return self._reduction
 
     @staticmethod
-    def _set_floor(reduction: Reduction, residual: Tensor, total: Tensor) -> None:
-        # float32 rounds the difference of two energies at 1e-7 of them: nothing below 1e-6 of the total is real.
-        floor = 1e-3 * residual.clamp(min=0) + 1e-6 * total
-        reduction.floor = floor.clamp(min=torch.finfo(torch.float32).tiny).float().to(reduction.basis.device)
+    def _set_scale(reduction: Reduction, variance: Tensor, residual: Tensor, total: Tensor) -> None:
+        """Set the unit and the floor by means over the data: the variance of a column, what is dropped, all."""
+        deviation = math.sqrt(max(float(variance), 0.0)) or 1.0
+        reduction.unit = min(max(deviation, 2.0**-FARTHEST), 2.0**FARTHEST)
+        if reduction.reduce.residual:
+            # float32 rounds the difference of two energies at 1e-7 of them: nothing below 1e-6 of the total is real.
+            floor = (1e-3 * residual.clamp(min=0) + 1e-6 * total) / reduction.power**2
+            reduction.floor = floor.clamp(min=torch.finfo(torch.float32).tiny).float().to(reduction.basis.device)
 
 
 def _unit(x: Tensor) -> Tensor:

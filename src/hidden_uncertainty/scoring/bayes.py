@@ -289,9 +289,12 @@ def _drawn(counts: Tensor, y: Tensor) -> Tensor:
 
 def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) -> Tensor:
     """Root of E[(y - prediction)² | z]: of numbers (n,), of vectors (n, q)."""
-    mass = posterior.log_posterior.exp()  # (n, m)
+    root = (posterior.log_posterior / 2).exp()  # of p(y|z), (n, m)
     away = support.points - prediction.reshape(len(prediction), 1, support.points.shape[-1])  # (n, m, q)
-    return (mass[..., None] * away.square().to(mass.dtype)).sum(1).sqrt().view(prediction.shape)
+    limits = torch.finfo(root.dtype)
+    each = root[..., None] * away.to(root.dtype).clamp(-limits.max, limits.max)
+    largest = each.abs().amax(1, keepdim=True).clamp(min=limits.tiny)  # in its units, no square over- or underflows
+    return (largest[:, 0] * (each / largest).square().sum(1).sqrt()).view(prediction.shape)
 
 
 def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:

@@ -17,6 +17,7 @@ from ..notes import deprecated
 Combine = Literal["last", "mean", "fisher"] | Mapping[str, float]
 LOWEST = math.log(20)  # -log p from which on the tail is extrapolated: beyond that there are few scores
 PIECES = 24  # of -log p below
+LARGEST = float(torch.finfo(torch.float32).max)  # that scores are compared with
 
 
 class Standard(NamedTuple):
@@ -31,6 +32,7 @@ class Standard(NamedTuple):
 
     def check(self) -> None:
         """Raise a ValueError where these cannot be learnt."""
+        _expect_numbers(self)
         expect(self.deviation > 0, "a deviation of scores is not positive")
 
 
@@ -82,15 +84,19 @@ class Tail(NamedTuple):
 
     def check(self) -> None:
         """Raise a ValueError where these cannot be learnt."""
-        numbers = [*self.knots, *self.heights, self.slope, self.weight]
         expect(len(self.knots) == len(self.heights) > 0, "the tail of scores has not one height per knot")
-        expect(all(map(math.isfinite, numbers)), "the tail of scores is not finite")
+        _expect_numbers([*self.knots, *self.heights, self.slope, self.weight])
         ascending = sorted(set(self.knots)) == [*self.knots] and sorted(self.heights) == [*self.heights]
         expect(ascending and self.slope >= 0 and self.weight >= 0, "the tail of scores does not ascend")
 
     def _slopes(self) -> list[float]:
         pairs = list(zip(self.knots, self.heights, strict=True))
         return [*((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(pairs)), self.slope]
+
+
+def _expect_numbers(values: Sequence[Any]) -> None:
+    known = all(type(value) in (int, float) and abs(value) < LARGEST for value in values)
+    expect(known, "what is known of scores is not a number, or too large")
 
 
 LEARNT: dict[str, type[Standard] | type[Tail]] = {"mean": Standard, "fisher": Tail}

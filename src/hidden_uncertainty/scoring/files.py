@@ -19,6 +19,7 @@ from .restore import Unallocated
 from .terms import Term
 
 GRID = ("support", "log_weight", "log_volume")  # what marginals of version 0.1.0 had besides
+LARGEST = float(torch.finfo(torch.float32).max)  # that scores are compared with
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -89,15 +90,20 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     numbers += [] if header["threshold"] is None else [header["threshold"]]
     io.expect([term["name"] for term in header["terms"]] == names, "terms were fitted that it does not have")
     io.expect(header["calibrated"] in (None, "unseen", "holdout"), f"calibrated={header['calibrated']!r} is not known")
-    io.expect(all(type(number) in (int, float) for number in numbers), "a seed or a threshold is not a number")
     io.expect(header["thresholds"].keys() <= {*names}, "there is a threshold for a term that it does not have")
     combination = head.combination
     io.expect(combination.combine == header["combine"], "it combines terms in two ways")
     io.expect(not combination.learns or [*combination.learnt] == names, "it does not say how scores are combined")
+    known = all(type(number) in (int, float) and abs(number) < LARGEST for number in numbers)
+    io.expect(known, "a seed or a threshold is not a number, or too large")
     for learnt in combination.learnt.values():
         learnt.check()
     with Unallocated(len(names)):
-        return [Term.from_config(term) for term in header["terms"]]
+        terms = [Term.from_config(term) for term in header["terms"]]
+    for term in terms:
+        fits = term.source.fits(head.reductions[term.name])
+        io.expect(fits, f"term {term.name!r} was fitted to another layer, or to another part of it")
+    return terms
 
 
 def _convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -11,18 +11,23 @@ from ..extract import Features, Reading, Unseen
 from ..model.batches import Adapter, Batch, batches, leaves
 from ..notes import note
 
-INPUTS = 100  # read again, at most
+INPUTS = 150  # read again, at most; of a long loader, at least 60
+TOGETHER = 10  # of one batch at least, where it has them
 BYTES = 1 << 28  # kept of them, at most
+
+Rows = TypeVar("Rows", Batch, Features)
 
 
 class Kept:
-    """A loader whose first inputs are kept, as copies, to be read again.
+    """A loader some of whose inputs are kept, as copies, to be read again.
+
+    They are spread over all batches, as those of one class may come together and differ from the others by more.
 
     Example:
         >>> import torch
         >>> kept = Kept([torch.zeros(80, 2), torch.zeros(80, 2)])
         >>> [len(batch) for batch in kept], [len(batch) for batch in kept.batches]
-        ([80, 80], [80, 20])
+        ([80, 80], [40, 40])
     """
 
     def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None) -> None:
@@ -30,13 +35,15 @@ class Kept:
         self.batches: list[Batch] = []
 
     def __iter__(self) -> Iterator[Batch]:
-        self.batches, room = [], INPUTS
-        for batch in batches(self.loader, self.unpack):
-            if room > 0 and len(batch):
+        self.batches, every = [], 1
+        for place, batch in enumerate(batches(self.loader, self.unpack)):
+            if place % every == 0 and len(batch):
                 each = sum(tensor.nbytes for tensor in leaves((batch.args, batch.kwargs), Tensor)) // len(batch)
-                room = min(room, max(1, BYTES // max(each, 1) - sum(map(len, self.batches))))
-                self.batches.append(batch[:room].clone())
-                room -= len(self.batches[-1])
+                room = max(1, min(INPUTS, BYTES // max(each, 1)))
+                share = min(room, max(TOGETHER, room // (len(self.batches) + 1)))
+                self.batches = [_some(part, share).clone() for part in (*self.batches, batch)]
+                if sum(map(len, self.batches)) > room:
+                    self.batches, every = self.batches[::2], 2 * every
             yield batch
 
     def __len__(self) -> int:
@@ -65,8 +72,13 @@ def read_again(
             "depend on the batch is measured without it."
         )
     if isinstance(unseen, Features) and len(unseen):
-        some = unseen[:INPUTS]
+        some = _some(unseen, INPUTS)
         yield next(some.readings()), [next(some[i : i + 1].readings()) for i in range(len(some))]
+
+
+def _some(inputs: Rows, count: int) -> Rows:
+    """At most so many of them, evenly spread."""
+    return inputs[:: -(-len(inputs) // count)]
 
 
 def _single(reading: Reading) -> Reading:

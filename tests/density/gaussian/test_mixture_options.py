@@ -128,8 +128,11 @@ def test_packed_factors_follow_what_they_are_made_of(rows: int) -> None:
             "shrinkage='oas' is for full and tied covariances: with 'diag' use None",
         ),
         ({"dtype": "float16"}, "dtype must be 'float32', 'float64' or None, not 'float16'"),
-        ({"ridge": -1.0}, r"ridge must be zero or more, not -1\.0"),
-        ({"ridge": math.nan}, "ridge must be zero or more, not nan"),
+        ({"ridge": -1.0}, r"ridge must be zero or more, and finite, not -1\.0"),
+        ({"ridge": math.nan}, "ridge must be zero or more, and finite, not nan"),
+        ({"ridge": math.inf}, "ridge must be zero or more, and finite, not inf"),
+        ({"ridge": None}, "ridge must be zero or more, and finite, not None"),
+        ({"pooling": "10"}, "pooling must be zero or more, and finite, not '10'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], text: str) -> None:

@@ -90,7 +90,12 @@ def fit_classes(
         if small:
             scatter, pooled = _pooled(rows, options.shrinkage, keep=() if one_for_all else small)
             for c in small:
-                out.store([c], _borrow(rows[c], scatter.pop(c, None), pooled, (pooling or 1.0) * z.shape[1], options))
+                if not one_for_all or c == small[0]:
+                    fit = _borrow(rows[c], scatter.pop(c, None), pooled, (pooling or 1.0) * z.shape[1], options)
+                else:  # the same covariance around another mean
+                    mean = rows[c].mean(0, dtype=torch.float64).to(z.dtype)[None, None]
+                    fit = fit._replace(mixtures=fit.mixtures._replace(mean=mean))
+                out.store([c], fit)
                 bar.advance()
     names = classes.tolist()
     if not bool(out.sound.all()):

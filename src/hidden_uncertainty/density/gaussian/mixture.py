@@ -14,7 +14,7 @@ from ...io import expect
 from ...notes import warn
 from ...precision import farthest, precise, saturate
 from ..base import Density
-from ..checks import check_classes, check_counts, check_covariance, check_dtype
+from ..checks import check_amounts, check_classes, check_counts, check_covariance, check_dtype
 from ..linalg import Shrinkage, check_factor
 from ._classes import ClassFit, fit_classes
 from ._em import MANY, Covariance, EMOptions, Mixtures, distances, factor_shape, log_scale, whiten_means
@@ -110,15 +110,12 @@ class GaussianMixture(Density):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_amounts(ridge=ridge, pooling=pooling)
         share = covariance == "pooled" or pooling > 0
         components = (1 if share else 5) if components is None else components
         check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
         check_covariance(covariance, get_args(Covariance), shrinkage)
         check_dtype(dtype)
-        if not ridge >= 0:
-            raise ValueError(f"ridge must be zero or more, not {ridge}.")
-        if not 0 <= pooling < float("inf"):
-            raise ValueError(f"pooling must be zero or more, and finite, not {pooling}.")
         if share and components != 1:
             raise ValueError(f"classes share covariances of one Gaussian each: components must be 1, not {components}.")
         self.components, self.covariance, self.shrinkage = components, covariance, shrinkage

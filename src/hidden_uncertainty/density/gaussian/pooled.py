@@ -7,6 +7,7 @@ from typing import Any, Self, get_args
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_amounts
 from ..linalg import ROWS, Shrinkage, check_factor, find_target, gram, precision_factor
 from ._em import distances, has_digits
 
@@ -38,8 +39,7 @@ class PooledGaussians(nn.Module):
         super().__init__()
         if shrinkage not in (None, *get_args(Shrinkage)):
             raise ValueError(f"shrinkage must be one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
-        if not ridge >= 0:
-            raise ValueError(f"ridge must be zero or more, not {ridge}.")
+        check_amounts(ridge=ridge)
         self.shrinkage, self.ridge = shrinkage, ridge
         for name in BUFFERS:
             self.register_buffer(name, None)
