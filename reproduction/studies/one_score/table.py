@@ -1,0 +1,137 @@
+"""The study `one-score` as tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...markdown import spread, table
+from .methods import DEFAULT, SOFTMAX
+
+Row = Mapping[str, Any]
+LOOKED_AT = """\
+**What was looked at.** The development sets are those on which the default was chosen: weights of κ², `pooling=10`, and
+which layers are read. While that was done, the rows of the perceptrons and of the digits below were looked at, and so
+were two public residual networks on CIFAR10, which are not part of this study. The numbers of the development split
+are no held-out result."""
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The networks, every unknown set, the mean over all of them, and what thresholds and mistakes show.
+
+    Args:
+        result: of the study, as its file has it.
+    """
+    rows, settings = result["rows"], result["settings"]
+    parts = [LOOKED_AT, _state(settings), _networks(rows, settings)]
+    for split in dict.fromkeys(row["split"] for row in rows):
+        own = [row for row in rows if row["split"] == split]
+        parts += [f"**{split.capitalize()}: AUROC of the default beside the best single method.**", _sets(own)]
+        parts += [f"**{split.capitalize()}: all methods, over these {_count(own)} sets.**", _methods(own)]
+    parts += ["**False alarms, and mistakes of the networks.**", _alarms(rows, settings)]
+    parts += ["**What each layer's word weighs.**", _weights(rows, settings)]
+    return "\n\n".join(parts)
+
+
+def _state(settings: Mapping[str, Any]) -> str:
+    """What has been run, and what not."""
+    families = settings["families"]
+    missing = {split: [n for n in settings["not run"] if families[n]["split"] == split] for split in _SPLITS}
+    lines = []
+    if missing["development"]:
+        lines.append(f"Not run yet, of the development split: {', '.join(missing['development'])}.")
+    if missing["test"]:
+        lines.append(
+            f"**Not run yet, of the test split: {', '.join(missing['test'])}.** They are for one run at the end."
+        )
+    run = [name for name in settings["networks"] if families[name]["split"] == "test"]
+    commits = sorted({str(record["commit"])[:10] for name in run for record in settings["networks"][name]})
+    if run:
+        lines.append(f"The test families {', '.join(run)} were run at commit {', '.join(commits)}.")
+    return " ".join(lines) or "All families have been run."
+
+
+_SPLITS = ("development", "test")
+
+
+def _networks(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
+    lines = []
+    for name in settings["networks"]:
+        family = settings["families"][name]
+        (row,) = _select(rows, family["train"], metric="accuracy")
+        lines.append([name, family["train"], family["network"], family["split"], str(row["n"]), spread(row)])
+    return table(["family", "trained on", "network", "split", "networks", "accuracy"], lines)
+
+
+def _sets(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in _select(rows, metric="regret"):
+        (under,) = _select(rows, row["train"], row["ood"], metric="below softmax")
+        areas = {one["method"]: one for one in _select(rows, row["train"], row["ood"], metric="auroc")}
+        shown = [spread(areas[name]) for name in (DEFAULT, SOFTMAX, row["best"])]
+        points = [f"{one['mean']:+.1f} ± {one['std']:.1f}" for one in (row, under)]
+        lines.append([f"{row['train']} → {row['ood']}", *shown, row["best"], *points])
+    head = ["trained on → unknown", "default", "softmax", "best single", "which", "regret", "below softmax"]
+    text = "Regret: points that the best single method and layer of each network, chosen in hindsight, is above the "
+    text += "default; negative where the default is above all of them. Below softmax: points, negative where above."
+    return f"{table(head, lines)}\n\n{text}"
+
+
+def _methods(rows: Sequence[Row]) -> str:
+    found = sorted(_select(rows, metric="mean auroc"), key=lambda row: -row["mean"])
+    lines = []
+    for row in found:
+        mean, worst = (
+            next(one["mean"] for one in rows if one["metric"] == metric and one["method"] == row["method"])
+            for metric in ("mean regret", "worst regret")
+        )
+        name = f"**{row['method']}**" if row["method"] == DEFAULT else row["method"]
+        lines.append([name, f"{row['mean']:.3f}", f"{mean:.1f}", f"{worst:.1f}"])
+    (most,) = _select(rows, metric="most below softmax")
+    text = f"The default is at most {most['mean']:+.1f} points below softmax (negative: above it on every set)."
+    return f"{table(['method', 'mean AUROC', 'mean regret', 'worst regret'], lines)}\n\n{text}"
+
+
+def _alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
+    lines = []
+    for name in settings["networks"]:
+        train = settings["families"][name]["train"]
+        alarms = [row for row in _select(rows, train) if row["metric"].startswith("false alarms")]
+        mistakes = {row["method"]: row for row in _select(rows, train, metric="auroc of mistakes")}
+        shares = [f"{row['mean']:.1%} ({row['low']:.1%} – {row['high']:.1%})" for row in alarms]
+        each = [record["false alarms"] for record in settings["networks"][name]]
+        shares = [f"{share}; {_each(each, place)}" for place, share in enumerate(shares)]
+        own = [spread(mistakes[m]) if m in mistakes else "–" for m in ("default's aleatoric", "softmax entropy")]
+        lines.append([name, *shares, *own])
+    head = ["family", "alarms at 1 %", "at 5 %", "mistakes by the default's aleatoric", "by softmax entropy"]
+    text = "Alarms: the mean share of known inputs that are called surprising; in brackets, where the share of one "
+    text += "network lies with 95 % probability if the threshold is exact (the thresholds come from unseen data "
+    text += "themselves, which widens it: `wide_low` and `wide_high` in the file); then the share of each network. "
+    text += "Mistakes: AUROC of misclassified inputs among known ones."
+    return f"{table(head, lines)}\n\n{text}"
+
+
+def _each(alarms: Sequence[Mapping[str, float]], place: int) -> str:
+    return ", ".join(f"{[*one.values()][place]:.1%}" for one in alarms)
+
+
+def _weights(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
+    lines = []
+    for name in settings["networks"]:
+        own = [row for row in _select(rows, settings["families"][name]["train"]) if "weight of " in row["metric"]]
+        lines.append([name, "; ".join(f"{row['metric'].removeprefix('weight of ')}: {row['mean']:.2f}" for row in own)])
+    return table(["family", "weights, by layer"], lines)
+
+
+def _count(rows: Sequence[Row]) -> int:
+    return len(_select(rows, metric="regret"))
+
+
+def _select(rows: Sequence[Row], train: str | None = None, ood: str | None = None, *, metric: str = "") -> list[Row]:
+    return [
+        row
+        for row in rows
+        if (train is None or row["train"] == train)
+        and (ood is None or row["ood"] == ood)
+        and (not metric or row["metric"] == metric)
+    ]
