@@ -138,7 +138,7 @@ def _train(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: Classifie
                 loss.backward()
                 optimiser.step()
                 schedule.step()
-            bar.advance(loss=float(loss))
+            bar.advance(loss=loss.item())
     network.eval()
     if not all(bool(value.isfinite().all()) for value in network.state_dict().values()):
         raise RuntimeError(f"{type(network).__name__} of seed {seed} diverged: lower the learning rate.")

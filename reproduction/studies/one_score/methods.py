@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,7 +46,6 @@ class Fitted(NamedTuple):
     default: LatentDensity
     choices: Sequence[Choice]
     score: Callable[[Tensor], tuple[Scores, Uncertainty]]
-    warned: int  # how often mixtures of the paper's setting warned
 
 
 def fit(
@@ -79,9 +77,7 @@ def fit(
     for detector in single.values():
         detector.fit_features(features)
     unit = Mahalanobis(network, reading(normalise=True), **options).fit(loader)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # of classes that did not converge or are rare: counted
-        paper = LatentDensity(network, dict(measured), GaussianMixture(**PAPER), **options).fit(loader)
+    paper = LatentDensity(network, dict(measured), GaussianMixture(**PAPER), **options).fit(loader)
     head = head_of(network.get_submodule(last.layer))
 
     def logits(some: Features) -> Tensor:
@@ -100,7 +96,10 @@ def fit(
         scores["Mahalanobis, unit length"] = unit.predict(loader).epistemic
         scores["ViM"] = vim(some.z[last.layer], logits(some))
         scores["fDBD"] = fdbd(some.z[last.layer], logits(some), head, mean)
-        names = [*(f"default's {place} layer" for place in TERMS[-len(choices) + 1 :]), "default's head layer"]
+        names = [
+            *(f"default's {place} layer" for place in TERMS[len(TERMS) + 1 - len(choices) :]),
+            "default's head layer",
+        ]
         for name, choice in zip(names, choices, strict=True):
             scores[name] = u.layers[choice.layer].epistemic
         each = paper.predict(loader).layers
@@ -108,4 +107,4 @@ def fit(
             scores[f"paper's mixture, layer {place} of {len(measured)}"] = each[layer].epistemic
         return {name: values.cpu() for name, values in scores.items()}, u
 
-    return Fitted(default, choices, score, len(caught))
+    return Fitted(default, choices, score)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...results import summarise
 from .families import FAMILIES
-from .measure import ASKED, below, ranges, regret
+from .measure import below, ranges, regret
 from .methods import DEFAULT
 
 Record = Mapping[str, Any]  # what `measure` found for one network
@@ -40,14 +40,15 @@ def _family(family: str, records: Sequence[Record]) -> Iterable[Row]:
         each = [row([one[method] for one in areas], ood, method, "auroc") for method in methods]
         yield from each
         best = max((one for one in each if one["method"] != DEFAULT), key=lambda one: one["mean"])["method"]
-        yield row([regret(one) for one in areas], ood, DEFAULT, "regret", best=best)
+        for method in methods:
+            yield row([regret(one, method) for one in areas], ood, method, "regret", best=best)
         yield row([below(one) for one in areas], ood, DEFAULT, "below softmax")
-    for asked in ASKED:
+    for asked in map(float, records[0]["false alarms"]):
         sizes = (round(fmean(record[name] for record in records)) for name in ("known", "calibrated on"))
         limits = {name: round(value, 4) for name, value in ranges(asked, *sizes).items()}
         shares = [record["false alarms"][str(asked)] for record in records]
         yield row(shares, None, DEFAULT, f"false alarms at {asked:.0%}", **limits)
-    for method in records[0]["mistakes"]:
+    for method in dict.fromkeys(name for record in records for name in record["mistakes"]):
         found = [record["mistakes"][method] for record in records if method in record["mistakes"]]
         yield row(found, None, method, "auroc of mistakes")
     for layer in records[0]["weights"]:
@@ -56,34 +57,17 @@ def _family(family: str, records: Sequence[Record]) -> Iterable[Row]:
 
 def _summary(rows: Sequence[Row]) -> Iterable[Row]:
     """Over all unknown sets of a split: what each method reaches, and what is lost by taking it alone."""
-    areas: dict[tuple[str, str], dict[str, float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["metric"] == "auroc":
-            areas.setdefault((row["train"], row["ood"]), {})[row["method"]] = row["mean"]
-    about = {"train": None, "ood": None}
+        if row["metric"] in ("auroc", "regret", "below softmax"):
+            found.setdefault((row["method"], row["metric"]), []).append(row["mean"])
+    sets = len(found[DEFAULT, "auroc"])
+    about: Row = {"train": None, "ood": None}
     tail = {"split": rows[0]["split"], "variant": VARIANT}
-    everywhere = [name for name in next(iter(areas.values())) if all(name in each for each in areas.values())]
-    for method in everywhere:
-        found = summarise([each[method] for each in areas.values()], **about, method=method, metric="mean auroc")
-        yield {**found, **tail}
-        if method != DEFAULT:
-            lost = [_lost(each, method) for each in areas.values()]
-            yield {**summarise(lost, **about, method=method, metric="mean regret"), **tail}
-            yield {**_worst(lost, {**about, "method": method, "metric": "worst regret"}), **tail}
-    for metric, mean, most in (
-        ("regret", "mean regret", "worst regret"),
-        ("below softmax", None, "most below softmax"),
-    ):
-        values = [row["mean"] for row in rows if row["metric"] == metric]
-        if mean is not None:
-            yield {**summarise(values, **about, method=DEFAULT, metric=mean), **tail}
-        yield {**_worst(values, {**about, "method": DEFAULT, "metric": most}), **tail}
-
-
-def _lost(areas: Mapping[str, float], method: str) -> float:
-    """The regret of a single method, in points."""
-    return 100 * (max(area for name, area in areas.items() if name != DEFAULT) - areas[method])
-
-
-def _worst(values: Sequence[float], about: Row) -> Row:
-    return {**about, "mean": round(max(values), 4), "std": 0.0, "n": len(values)}
+    for (method, metric), values in found.items():
+        if len(values) == sets:  # of networks with fewer layers, some methods have fewer
+            if metric != "below softmax":
+                yield {**summarise(values, **about, method=method, metric=f"mean {metric}"), **tail}
+            if metric != "auroc":
+                most = {"mean": round(max(values), 4), "std": 0.0, "n": sets}
+                yield {**about, "method": method, "metric": f"highest {metric}", **most, **tail}

@@ -48,7 +48,6 @@ def run(
         earlier: a result file of this study, whose other families are kept.
         folder: where networks are kept between runs; None takes the environment variable HIDDEN_UNCERTAINTY_WORK.
     """
-    start = time.perf_counter()
     seeds = list(seeds)[:1] if quick else list(seeds)
     gpu = torch.cuda.is_available()
     names, left = choose(families, gpu=gpu or (quick and families is not None))
@@ -56,6 +55,7 @@ def run(
         note(f"left out, because their networks are trained on a GPU and there is none: {', '.join(left)}.")
     content = _read(earlier)
     networks: dict[str, list[dict[str, Any]]] = content["settings"]["networks"]
+    seconds: dict[str, float] = content["settings"]["seconds"]
     data: dict[str, str] = content["data"]
     if not names and not networks:
         raise ValueError(f"no family is left to run: {', '.join(left)} need a GPU.")
@@ -63,10 +63,12 @@ def run(
     setup = Setup(device, folder or work_folder(quick), quick)
     made = {"commit": commit(), "hardware": hardware()}
     for name in track(names, "families"):
+        start = time.perf_counter()
         found = FAMILIES[name].find(seeds, setup)
         cases = zip(seeds, found.cases, strict=True)
         networks[name] = [{"family": name, **made, **measure(case, seed)} for seed, case in cases]
         data |= found.digests
+        seconds[name] = round(time.perf_counter() - start, 1)
     networks = {name: networks[name] for name in FAMILIES if name in networks}
     settings = {
         "families": {
@@ -75,15 +77,14 @@ def run(
         },
         "not run": [name for name in FAMILIES if name not in networks],
         "paper's mixture": PAPER,
+        "seconds": seconds,  # without training, where networks were kept
         "networks": networks,
     }
-    rows = build_rows(networks)
-    seconds = content["seconds"] + time.perf_counter() - start
-    return Study("one-score", rows, seeds, data, seconds, settings)
+    return Study("one-score", build_rows(networks), seeds, data, sum(seconds.values()), settings)
 
 
 def _read(earlier: str | PathLike[str] | None) -> dict[str, Any]:
     """An earlier result, or one without networks."""
     if earlier is None or not Path(earlier).is_file():
-        return {"settings": {"networks": {}}, "data": {}, "seconds": 0.0}
+        return {"settings": {"networks": {}, "seconds": {}}, "data": {}}
     return json.loads(Path(earlier).read_text(encoding="utf-8"))
