@@ -60,16 +60,17 @@ def clinc150(*, root: Any = None) -> Intents:
     queries = _parse(path, text)
     split = {part: [_words(query) for query, _ in queries[part]] for part in PARTS}
     counts = Counter(word for query in split["train"] for word in set(query))
-    words = ["", "?", *sorted(word for word, count in counts.items() if count > 1)]
+    words = ["<padding>", "<unknown>", *sorted(word for word, count in counts.items() if count > 1)]
     intents = sorted({intent for _, intent in queries["train"]})
     number, label = ({name: i for i, name in enumerate(names)} for names in (words, intents))
     parts = {}
     for part in PARTS:
-        rows = torch.full((len(split[part]), LONGEST), PADDING)
+        rows = torch.full((len(split[part]), LONGEST), PADDING, device="cpu")
         for i, query in enumerate(split[part]):
             row = [number.get(word, UNKNOWN) for word in query[:LONGEST]] or [UNKNOWN]
-            rows[i, : len(row)] = torch.tensor(row)
-        parts[part] = (rows, torch.tensor([label.get(intent, OUTSIDE) for _, intent in queries[part]]))
+            rows[i, : len(row)] = torch.tensor(row, device="cpu")
+        labels = [label.get(intent, OUTSIDE) for _, intent in queries[part]]
+        parts[part] = (rows, torch.tensor(labels, dtype=torch.long, device="cpu"))
     return Intents(parts, words, intents, sha256(text).hexdigest())
 
 

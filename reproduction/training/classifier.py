@@ -125,7 +125,7 @@ def _train(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: Classifie
         torch.random.fork_rng(devices=[device] if gpu else []),
         progress_bar(f"training {type(network).__name__}", recipe.epochs) as bar,
     ):
-        torch.manual_seed(seed)  # of dropout
+        (torch.cuda if gpu else torch.default_generator).manual_seed(seed)  # of dropout
         for _ in range(recipe.epochs):
             order = torch.randperm(len(inputs), generator=random, device=device)
             for rows in order[: per_epoch * recipe.batch_size].split(recipe.batch_size):
