@@ -120,7 +120,7 @@ def _train(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: Classifie
     total = recipe.epochs * per_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: recipe.rate(min(step, total - 1), total))
     random = torch.Generator(device).manual_seed(seed)
-    network.train()
+    network.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as crops come
     with (
         torch.random.fork_rng(devices=[device] if gpu else []),
         progress_bar(f"training {type(network).__name__}", recipe.epochs) as bar,
@@ -139,7 +139,7 @@ def _train(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: Classifie
                 optimiser.step()
                 schedule.step()
             bar.advance(loss=loss.item())
-    network.eval()
+    network.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if not all(bool(value.isfinite().all()) for value in network.state_dict().values()):
         raise RuntimeError(f"{type(network).__name__} of seed {seed} diverged: lower the learning rate.")
 

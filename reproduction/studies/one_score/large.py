@@ -118,7 +118,8 @@ def _photographs(name: str, quick: bool, classes: int, build: Callable[..., nn.M
     def network(seed: int) -> nn.Module:
         return build(classes, mean, std, quick, seed)
 
-    of_paper = ("layer1", "layer2", "layer3", "layer4") if build is _residual else _places(2 if quick else 9)
+    stages = ("layer4",) if quick else ("layer1", "layer2", "layer3", "layer4")
+    of_paper = stages if build is _residual else _places(2 if quick else 9)
     return Task(
         name,
         network,

@@ -80,11 +80,12 @@ def fit(
     paper = LatentDensity(network, dict(measured), GaussianMixture(**PAPER), **options).fit(loader)
     head = head_of(network.get_submodule(last.layer))
 
-    def logits(some: Features) -> Tensor:
-        return some.z[last.layer].double() @ head[0].T + head[1]
+    def read(some: Features) -> tuple[Tensor, Tensor]:
+        z = some.z[last.layer].to(head[0])
+        return z, z @ head[0].T + head[1]
 
-    z = features.z[last.layer]
-    vim, mean = ViM.fit(z, logits(features), head), z.double().mean(0)
+    z, logits = read(features)
+    vim, mean = ViM.fit(z, logits, head), z.mean(0)
 
     def score(x: Tensor) -> tuple[Scores, Uncertainty]:
         loader = x.split(batch)
@@ -94,8 +95,9 @@ def fit(
         some = plain.extract(loader)
         scores |= {name: detector.predict_features(some).epistemic for name, detector in single.items()}
         scores["Mahalanobis, unit length"] = unit.predict(loader).epistemic
-        scores["ViM"] = vim(some.z[last.layer], logits(some))
-        scores["fDBD"] = fdbd(some.z[last.layer], logits(some), head, mean)
+        z, logits = read(some)
+        scores["ViM"] = vim(z, logits)
+        scores["fDBD"] = fdbd(z, logits, head, mean)
         names = [
             *(f"default's {place} layer" for place in TERMS[len(TERMS) + 1 - len(choices) :]),
             "default's head layer",
