@@ -9,6 +9,7 @@ from ...markdown import spread, table
 from .methods import DEFAULT, SOFTMAX
 
 Row = Mapping[str, Any]
+HIGH = 4  # points of regret that ask for a reason
 LOOKED_AT = """\
 **What was looked at.** The development sets are those on which the default was chosen: weights of κ², `pooling=10`, and
 which layers are read. While that was done, the rows of the perceptrons and of the digits below were looked at, and so
@@ -74,7 +75,18 @@ def _sets(rows: Sequence[Row]) -> str:
     head = ["trained on → unknown", "default", "softmax", "best single", "which", "regret", "below softmax"]
     text = "Regret: points that the best single method and layer of each network, chosen in hindsight, is above the "
     text += "default; negative where the default is above all of them. Below softmax: points, negative where above."
-    return f"{table(head, lines)}\n\n{text}"
+    return "\n\n".join([table(head, lines), text, *_high(rows)])
+
+
+def _high(rows: Sequence[Row]) -> list[str]:
+    """Sets of high regret, with what the default's own parts see there."""
+    lines = []
+    for row in _select(rows, metric="regret"):
+        if row["method"] == DEFAULT and row["mean"] > HIGH:
+            areas = {one["method"]: one["mean"] for one in _select(rows, row["train"], row["ood"], metric="auroc")}
+            parts = ", ".join(f"{name} {area:.3f}" for name, area in areas.items() if name.startswith("default's"))
+            lines.append(f"{row['train']} → {row['ood']} ({parts}, outputs by GEN {areas['GEN']:.3f})")
+    return [f"Regret above {HIGH} points: {'; '.join(lines)}."] if lines else []
 
 
 def _methods(rows: Sequence[Row]) -> str:
@@ -88,31 +100,44 @@ def _methods(rows: Sequence[Row]) -> str:
         name = f"**{row['method']}**" if row["method"] == DEFAULT else row["method"]
         lines.append([name, f"{row['mean']:.3f}", f"{mean:.1f}", f"{worst:.1f}"])
     (most,) = _select(rows, metric="highest below softmax")
-    text = f"The default is at most {most['mean']:+.1f} points below softmax (negative: above it on every set)."
+    text = f"On the worst set for it, the default is {abs(most['mean']):.1f} points "
+    text += "below softmax." if most["mean"] > 0 else "above softmax."
     return f"{table(['method', 'mean AUROC', 'mean regret', 'worst regret'], lines)}\n\n{text}"
 
 
 def _alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
-    lines = []
-    for name in settings["networks"]:
-        train = settings["families"][name]["train"]
+    lines, inside = [], {"": 0, "wide_": 0}
+    shares = 0
+    for name, networks in settings["networks"].items():
+        train, cells = settings["families"][name]["train"], []
         alarms = [row for row in _select(rows, train) if row["metric"].startswith("false alarms")]
+        for place, row in enumerate(alarms):
+            each = [[*record["false alarms"].values()][place] for record in networks]
+            shares += len(each)
+            for kind in inside:
+                inside[kind] += sum(row[f"{kind}low"] <= share <= row[f"{kind}high"] for share in each)
+            cells.append(f"{', '.join(map(_percent, each))} ({_percent(row['low'])} – {_percent(row['high'])})")
         mistakes = {row["method"]: row for row in _select(rows, train, metric="auroc of mistakes")}
-        shares = [f"{row['mean']:.1%} ({row['low']:.1%} – {row['high']:.1%})" for row in alarms]
-        each = [record["false alarms"] for record in settings["networks"][name]]
-        shares = [f"{share}; {_each(each, place)}" for place, share in enumerate(shares)]
         own = [spread(mistakes[m]) if m in mistakes else "–" for m in ("default's aleatoric", "softmax entropy")]
-        lines.append([name, *shares, *own])
-    head = ["family", "alarms at 1 %", "at 5 %", "mistakes by the default's aleatoric", "by softmax entropy"]
-    text = "Alarms: the mean share of known inputs that are called surprising; in brackets, where the share of one "
-    text += "network lies with 95 % probability if the threshold is exact (the thresholds come from unseen data "
-    text += "themselves, which widens it: `wide_low` and `wide_high` in the file); then the share of each network. "
-    text += "Mistakes: AUROC of misclassified inputs among known ones."
+        lines.append([name, *cells, *own])
+    asked = [row["metric"].removeprefix("false alarms ").replace("%", " %") for row in alarms]
+    head = [
+        "family",
+        *(f"alarms {each}" for each in asked),
+        "mistakes by the default's aleatoric",
+        "by softmax entropy",
+    ]
+    text = "Alarms: the share of known inputs that are called surprising, per network; in brackets, where it lies with "
+    text += (
+        f"95 % probability if thresholds are exact. {inside['']} of {shares} shares lie there. Thresholds come from "
+    )
+    text += f"unseen data themselves, which widens the range; {inside['wide_']} of {shares} lie in the wider one "
+    text += "(`wide_low` and `wide_high` in the file). Mistakes: AUROC of misclassified inputs among known ones."
     return f"{table(head, lines)}\n\n{text}"
 
 
-def _each(alarms: Sequence[Mapping[str, float]], place: int) -> str:
-    return ", ".join(f"{[*one.values()][place]:.1%}" for one in alarms)
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _weights(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:

@@ -65,11 +65,12 @@ def test_the_wide_range_is_that_of_thresholds_from_data() -> None:
 
 
 def record(seed: int, default: float, softmax: float, layer: float) -> dict[str, Any]:
+    others = {"default's head layer": 0.5, "GEN": 0.6}
     return {
         "seed": seed,
         "commit": "0123456789abcdef",
         "accuracy": 0.9,
-        "auroc": {"digits 8-9": {"default": default, "softmax": softmax, "a layer": layer}},
+        "auroc": {"digits 8-9": {"default": default, "softmax": softmax, "a layer": layer, **others}},
         "mistakes": {"default's aleatoric": 0.8, "softmax entropy": 0.7} if seed else {},
         "false alarms": {"0.01": 0.02, "0.05": 0.04},
         "known": 100,
@@ -94,6 +95,24 @@ def test_rows_choose_the_best_of_each_network_in_hindsight() -> None:
     assert rows["default's aleatoric", "auroc of mistakes", None]["mean"] == 0.8
     assert all(row["split"] == "development" and row["variant"] == "default" for row in rows.values())
     assert {"train", "ood", "method", "metric", "mean", "std", "n"} <= set.intersection(*map(set, rows.values()))
+
+
+def shown(networks: dict[str, list[dict[str, Any]]]) -> str:
+    """The tables of networks of some families."""
+    known = {name: vars(family) for name, family in families.FAMILIES.items()}
+    missing = [name for name in families.FAMILIES if name not in networks]
+    result = {"settings": {"networks": networks, "families": known, "not run": missing}, "rows": build_rows(networks)}
+    return render({**result, "name": "one-score", "command": "a", "seconds": 1, "hardware": "b"})
+
+
+def test_the_page_counts_alarms_and_names_sets_of_high_regret() -> None:
+    text = shown({"digits": [record(0, 0.90, 0.95, 0.80), record(1, 0.90, 0.80, 0.99)]})
+    assert "2.0 %, 2.0 % (0.0 % – 3.0 %)" in text and "4.0 %, 4.0 % (1.0 % – 10.0 %)" in text
+    assert "4 of 4 shares lie there" in text and "the default is 2.5 points above softmax" in text
+    assert "Regret above 4 points: digits 0-7 → digits 8-9 (default's head layer 0.500, outputs by GEN 0.600)." in text
+    text = shown({"digits": [record(0, 0.90, 0.91, 0.80) | {"false alarms": {"0.01": 0.09, "0.05": 0.11}}]})
+    assert "0 of 2 shares lie there" in text and "1 of 2 lie in the wider one" in text
+    assert "Regret above" not in text and "the default is 1.0 points below softmax" in text
 
 
 def test_families_are_asked_for_by_name() -> None:
@@ -219,15 +238,11 @@ def test_other_families_of_an_earlier_result_are_kept(
     assert accuracies["MNIST"] == 0.9 and accuracies["digits 0-7"] > 0.5
     text = render(result)
     assert "Not run yet, of the test split: resnet18-cifar100, vit-cifar10, text-clinc150." in text
-    assert text.count("digits 0-7 → digits 8-9") == 1
+    assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
 
 
 def test_test_families_name_the_commit_that_they_were_run_at() -> None:
-    networks = {"text-clinc150": [record(0, 0.9, 0.8, 0.7)]}
-    known = {name: {**vars(family)} for name, family in families.FAMILIES.items()}
-    missing = [name for name in families.FAMILIES if name not in networks]
-    result = {"settings": {"networks": networks, "families": known, "not run": missing}, "rows": build_rows(networks)}
-    text = render({**result, "name": "one-score", "command": "a", "seconds": 1, "hardware": "b"})
+    text = shown({"text-clinc150": [record(0, 0.9, 0.8, 0.7)]})
     assert "The test families text-clinc150 were run at commit 0123456789." in text
     assert "of the test split: resnet18-cifar100, vit-cifar10.**" in text
 
