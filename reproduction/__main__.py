@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,45 +48,63 @@ data_app = typer.Typer(help="Image data sets: list, download and check them.", n
 app.add_typer(data_app, name="data")
 
 
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False, callback=expand, help="Folder for the result: results, or results/quick with --quick."
+    ),
+]
+Seeds = Annotated[int | None, typer.Option(min=1, max=1000, help="Repetitions; each study has its own default.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A rough version with one repetition, in seconds or minutes.")]
+Families = Annotated[
+    str | None, typer.Option(help="Which networks, separated by commas; others in an earlier result are kept.")
+]
+
+
 def _command(name: str) -> Callable[..., None]:
-    def study(
-        out: Annotated[
-            Path | None,
-            typer.Option(
-                file_okay=False,
-                callback=expand,
-                help="Folder for the result: results, or results/quick with --quick.",
-            ),
-        ] = None,
-        seeds: Annotated[
-            int | None, typer.Option(min=1, max=1000, help="Repetitions; each study has its own default.")
-        ] = None,
-        data: Root = None,
-        quick: Annotated[
-            bool, typer.Option("--quick", help="A rough version with one repetition, in seconds or minutes.")
-        ] = False,
-    ) -> None:
-        if data is not None:
-            os.environ[DATA] = str(data)
-        prepare()
-        # With fewer, networks side by side on a GPU queue behind each other; read when a process first uses the GPU.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        out = out or Path("results") / ("quick" * quick)
-        asked: dict[str, Any] = {} if seeds is None else {"seeds": range(seeds)}
-        options = f" --seeds {seeds}" * (seeds is not None) + " --quick" * quick
-        with writing_to(out):
-            try:
-                found = load(name)(**asked, quick=quick)
-            except (ImportError, OSError, ValueError) as error:
-                stop(str(error))
-            path = found.write(out, f"python -m reproduction {name}{options}")
-        typer.echo(f"written: {path}")
+    def study(out: Out = None, seeds: Seeds = None, data: Root = None, quick: Quick = False) -> None:
+        _run(name, out, seeds, data, quick)
 
     return study
 
 
+def _one_score(
+    out: Out = None, seeds: Seeds = None, data: Root = None, quick: Quick = False, families: Families = None
+) -> None:
+    asked: dict[str, Any] = {} if families is None else {"families": families.split(",")}
+    if not quick:
+        asked["earlier"] = (out or Path("results")) / "one-score.json"
+    _run("one-score", out, seeds, data, quick, asked, f" --families {families}" * (families is not None))
+
+
+def _run(
+    name: str,
+    out: Path | None,
+    seeds: int | None,
+    data: Path | None,
+    quick: bool,
+    more: Mapping[str, Any] | None = None,
+    options: str = "",
+) -> None:
+    if data is not None:
+        os.environ[DATA] = str(data)
+    prepare()
+    # With fewer, networks side by side on a GPU queue behind each other; read when a process first uses the GPU.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    out = out or Path("results") / ("quick" * quick)
+    asked: dict[str, Any] = {**({} if seeds is None else {"seeds": range(seeds)}), **(more or {})}
+    options = f" --seeds {seeds}" * (seeds is not None) + " --quick" * quick + options
+    with writing_to(out):
+        try:
+            found = load(name)(**asked, quick=quick)
+        except (ImportError, OSError, ValueError) as error:
+            stop(str(error))
+        path = found.write(out, f"python -m reproduction {name}{options}")
+    typer.echo(f"written: {path}")
+
+
 for _name, _about in NAMES.items():
-    app.command(_name, help=_about)(_command(_name))
+    app.command(_name, help=_about)(_one_score if _name == "one-score" else _command(_name))
 
 
 @data_app.command("list")

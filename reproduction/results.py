@@ -48,7 +48,7 @@ class Study:
         content = {
             "name": self.name,
             "command": command,
-            "commit": _commit(),
+            "commit": commit(),
             "hardware": hardware(),
             "versions": versions(),
             "data": dict(self.data),
@@ -100,7 +100,7 @@ def digest(*tensors: Tensor) -> str:
     return total.hexdigest()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the clone that this file is in, read from its .git; None if there is none."""
     git = Path(__file__).resolve().parents[1] / ".git"
     if not (git / "HEAD").is_file():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 NAMES = {  # with what each one is about
     "digits": "Densities of one layer, on digits that a small network never saw. Needs no data.",
     "compare-digits": "All methods on these digits: how well each detects and what it costs. Needs no data.",
+    "one-score": "The library's default beside every single method, on networks of several families.",
     "truth": "Known joint distributions: do both uncertainties come to the truth as data grow? Needs no data.",
     "toy-regression": "A curve with a gap in its data, and who notices the gap. Needs no data.",
     "uci": "Eight tables of the UCI repository: uncertainty against error.",

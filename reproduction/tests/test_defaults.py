@@ -12,8 +12,19 @@ from torch import Tensor
 from defaults import assert_same
 from hidden_uncertainty.regularise import DenseDecoder
 from reproduction.datasets import Points, toy
-from reproduction.nets import DeepLab, EfficientNetLite0, FCNet, MonoDepth, Regularised, ResNet
+from reproduction.nets import (
+    DeepLab,
+    EfficientNetLite0,
+    FCNet,
+    MonoDepth,
+    Regularised,
+    ResNet,
+    ResNet18,
+    TextTransformer,
+    VisionTransformer,
+)
 from reproduction.training import MLP, DenseRecipe, class_loss, train_dense, train_many, train_mlps
+from reproduction.training.classifier import ClassifierRecipe, train_classifier
 from reproduction.training.many import Data, Group, Recipe
 
 random = torch.Generator().manual_seed(0)
@@ -56,11 +67,27 @@ def segmentation(folder: Path) -> list[Tensor]:
     return [*found[0].network.state_dict().values(), *depth.state_dict().values()]
 
 
+def classifiers(folder: Path) -> list[Tensor]:
+    """Found again from files."""
+    recipe = ClassifierRecipe(epochs=1, batch_size=4, learning_rate=0.01)
+    words = torch.arange(60, device="cpu").view(20, 3) % 7
+    found = []
+    for network, inputs in (
+        (ResNet18(3, width=4), (255 * images).byte()),
+        (VisionTransformer(3, side=16, width=8, depth=1), (255 * images).byte()),
+        (TextTransformer(7, 3, 3, width=8, depth=1), words),
+    ):
+        for _ in range(2):
+            path = folder / type(network).__name__
+            found += train_classifier(network, inputs, maps[:, 0, 0], recipe, path=path).state_dict().values()
+    return found
+
+
 def loaded(folder: Path) -> list[Tensor]:
     curve, parts = toy(), Points(x, numbers[:, 0]).divide(0.3)
     return [curve.train.y, curve.grid.y, parts[0].x]
 
 
-@pytest.mark.parametrize("run", [trained, perceptrons, segmentation, loaded])
+@pytest.mark.parametrize("run", [trained, perceptrons, segmentation, classifiers, loaded])
 def test_the_default_device_changes_nothing(run: Callable[[Path], list[Tensor]], tmp_path: Path) -> None:
     assert_same(["device"], run, tmp_path)

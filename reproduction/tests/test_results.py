@@ -31,15 +31,15 @@ def test_the_commit_is_that_of_the_packages_own_tree(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
     monkeypatch.setattr(results, "__file__", str(tree / "reproduction" / "results.py"))
     (tmp_path / ".git" / "HEAD").write_text("another project's\n")
-    assert results._commit() is None
+    assert results.commit() is None
     (git / "HEAD").write_text("ref: refs/heads/main\n")
-    assert results._commit() is None
+    assert results.commit() is None
     (git / "packed-refs").write_text("# pack-refs\nabc refs/heads/other-main\ndef refs/heads/main\n")
-    assert results._commit() == "def"
+    assert results.commit() == "def"
     (git / "refs" / "heads" / "main").write_text("123\n")
-    assert results._commit() == "123"
+    assert results.commit() == "123"
     (git / "HEAD").write_text("456\n")
-    assert results._commit() == "456"
+    assert results.commit() == "456"
 
 
 def test_digests_tell_data_apart():

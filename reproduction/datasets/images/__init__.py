@@ -2,7 +2,7 @@
 
 from .base import Images
 from .catalogue import Check, Entry, listing, verify
-from .cifar import cifar10
+from .cifar import cifar10, cifar100
 from .download import fetch
 from .idx import fashion_mnist, mnist
 from .omniglot import omniglot
@@ -15,6 +15,7 @@ __all__ = [
     "Entry",
     "Images",
     "cifar10",
+    "cifar100",
     "fashion_mnist",
     "fetch",
     "flipped",

@@ -55,7 +55,7 @@ def listing(root: Root = None) -> list[Entry]:
 
     Example:
         >>> [entry.name for entry in listing()]
-        ['mnist', 'fashionmnist', 'omniglot', 'cifar10', 'svhn', 'svhn-extra', 'stl10']
+        ['mnist', 'fashionmnist', 'omniglot', 'cifar10', 'cifar100', 'svhn', 'svhn-extra', 'stl10']
     """
     return [
         Entry(

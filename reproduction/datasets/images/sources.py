@@ -1,6 +1,6 @@
 """Where each data set is published, under which terms, and the checksums of its files.
 
-The md5 sums of downloads, of CIFAR10's batches and of STL10's files are those that torchvision checks. Those of MNIST
+The md5 sums of downloads, of CIFAR's batches and of STL10's files are those that torchvision checks. Those of MNIST
 and FashionMNIST are of the unpacked content, so that a copy that was packed again counts as the same.
 """
 
@@ -78,7 +78,7 @@ def get(name: str) -> Source:
         '60,000 + 10,000 digits, 28×28'
         >>> get("cifar")
         Traceback (most recent call last):
-        ValueError: there is no data set 'cifar'; nearest names: 'cifar10'. All: ...
+        ValueError: there is no data set 'cifar'; nearest names: 'cifar10', 'cifar100'. All: ...
     """
     if name not in SOURCES:
         near = ", ".join(map(repr, get_close_matches(name, SOURCES, cutoff=0.4)))
@@ -154,6 +154,17 @@ _CIFAR10 = Download(
     ),
     unpacks="cifar-10-batches-py",
 )
+_CIFAR100 = Download(
+    "cifar-100-python.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
+    "eb9058c3a382ffc7106e4002c42a8d85",
+    169,
+    files=(
+        File("cifar-100-python/train", "16019d7e3df5f24257cddd939b257f8d"),
+        File("cifar-100-python/test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+    ),
+    unpacks="cifar-100-python",
+)
 _STL10 = Download(
     "stl10_binary.tar.gz",
     ("http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",),
@@ -184,6 +195,7 @@ SOURCES = {
             ),
         ),
         Source("cifar10", "50,000 + 10,000 photographs, 32×32", "Krizhevsky 2009; none stated", (_CIFAR10,)),
+        Source("cifar100", "50,000 + 10,000 photographs, 32×32", "Krizhevsky 2009; none stated", (_CIFAR100,)),
         Source(
             "svhn",
             "73,257 + 26,032 house numbers, 32×32",

@@ -17,8 +17,8 @@ from reproduction.nets.deeplab import DeepLab
 from reproduction.nets.efficientnet import EfficientNetLite0
 from reproduction.nets.monodepth import MonoDepth
 from reproduction.training.dense import DenseRecipe, class_loss, depth_loss, train_dense
-from reproduction.training.dense_augment import augment
-from reproduction.training.dense_lane import DenseLane
+from reproduction.training.dense.augment import augment
+from reproduction.training.dense.lane import DenseLane
 
 PLAIN = DenseRecipe(epochs=3, batch_size=2, flip=False)
 

@@ -34,7 +34,7 @@ def test_every_source_is_complete_and_consistent() -> None:
             paths += [download.path, *(file.path for file in download.files if file.path != download.path)]
     assert len(set(paths)) == len(paths)
     md5s = [file.md5 for source in sources.SOURCES.values() for file in source.files.values()]
-    assert len(set(md5s)) == len(md5s) == 22
+    assert len(set(md5s)) == len(md5s) == 24
 
 
 def test_a_listing_says_what_is_there(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

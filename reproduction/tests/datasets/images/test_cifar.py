@@ -1,4 +1,4 @@
-"""CIFAR10 from small pickles as Python 2 and Python 3 write them, and pickles that want to run something."""
+"""CIFAR10 and CIFAR100 from small pickles of Python 2 and Python 3, and pickles that want to run something."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reproduction.datasets.images import cifar10
+from reproduction.datasets.images import cifar10, cifar100
 from reproduction.datasets.images._pickled import parse
 
 Write = Callable[[str, bytes], Path]
@@ -174,3 +174,27 @@ def test_a_missing_batch(write: Write, tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-py/data_batch_4").unlink()
     with pytest.raises(FileNotFoundError, match=r"data_batch_4'.*data fetch cifar10$"):
         cifar10(root=tmp_path)
+
+
+def hundred(k: int) -> dict[bytes, Any]:
+    labels = {b"fine_labels": (9 * LABELS[k]).tolist(), b"coarse_labels": LABELS[k].tolist()}
+    return {b"data": PIXELS[k], **labels, b"filenames": [b"a.png"]}
+
+
+def test_a_hundred_classes_are_the_fine_ones(write: Write, tmp_path: Path, noted: list[str]) -> None:
+    for k, name in enumerate(("train", "test")):
+        write(f"cifar-100-python/{name}", python2(hundred(k)))
+    for k, part in enumerate(("train", "test")):
+        found = cifar100(part, root=tmp_path)  # type: ignore[arg-type]
+        assert np.array_equal(found.images.numpy(), PIXELS[k].reshape(4, 3, 32, 32))
+        assert np.array_equal(found.labels, 9 * LABELS[k]) and not found.official
+    assert len(noted) == 1 and "cifar100" in noted[0]
+
+
+def test_ten_classes_are_not_a_hundred(write: Write, tmp_path: Path) -> None:
+    write("cifar-100-python/test", python2(batch(0)))
+    with pytest.raises(ValueError, match="expected 'data' and 'fine_labels'"):
+        cifar100("test", root=tmp_path)
+    write("cifar-100-python/test", b"")
+    with pytest.raises(ValueError, match="test' is damaged or not a batch of CIFAR100"):
+        cifar100("test", root=tmp_path)

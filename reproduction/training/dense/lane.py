@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .dense_augment import augment
-from .lane import pixels
-from .module_lane import draw_from
+from ..lane import pixels
+from ..module_lane import draw_from
+from .augment import augment
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _WARM_UP = 3  # steps before a graph is recorded, as torch asks for

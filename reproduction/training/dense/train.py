@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from hidden_uncertainty import io
 from hidden_uncertainty.progress import Bar, bars, progress_bar
 
-from .dense_augment import IGNORE
-from .dense_lane import DenseLane, DenseRecipe, Loss
+from .augment import IGNORE
+from .lane import DenseLane, DenseRecipe, Loss
 
 __all__ = ["DenseRecipe", "DenseTrained", "class_loss", "depth_loss", "train_dense"]
 

@@ -1,0 +1,160 @@
+"""Families whose networks are larger: ResNet-18 and transformers, on photographs and on text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hidden_uncertainty import Reduce
+
+from ...datasets.images import Images, cifar10, cifar100, mnist, resized, svhn, unit
+from ...datasets.intents import clinc150
+from ...nets.resnet18 import ResNet18
+from ...nets.transformer import TextTransformer, VisionTransformer
+from ...training.classifier import ClassifierRecipe, train_classifier
+from .measure import Case
+
+SGD = "SGD at 0.1 with a cosine, 100 epochs, crops and flips"  # OpenOOD's recipe
+ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 200 epochs, crops and flips"
+ADAM_TEXT = "AdamW at 1e-3 with a cosine, 30 epochs"
+_IMAGES = ClassifierRecipe()
+_TRANSFORMER = replace(_IMAGES, epochs=200, optimiser="adamw", learning_rate=1e-3, weight_decay=0.05, warm_up=0.05)
+_TEXT = ClassifierRecipe(30, 128, "adamw", 1e-3, 0.05, warm_up=0.1, augment=False)
+_QUICK_TRAIN, _QUICK_TEST = 600, 200
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What networks of a family are trained on and asked.
+
+    Args:
+        name: of the family.
+        network: an untrained one of a seed.
+        recipe: how it is trained.
+        train: inputs and labels; images are bytes.
+        test: inputs and labels, in the scale of the network.
+        unknown: inputs by set, in the scale of the network.
+        measured: layers of the paper's setting.
+        digests: of what was read.
+    """
+
+    name: str
+    network: Callable[[int], nn.Module]
+    recipe: ClassifierRecipe
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    unknown: Mapping[str, Tensor]
+    measured: Mapping[str, Reduce]
+    digests: Mapping[str, str]
+
+    def case(self, seed: int, device: torch.device, folder: str | PathLike[str] | None) -> Case:
+        """Train or load the network of a seed."""
+        path = None if folder is None else Path(folder) / f"{self.name}-{seed}.safetensors"
+        x, y = (part.to(device) for part in self.train)
+        about = {"data": self.digests[next(iter(self.digests))], "inputs": str(len(x))}
+        network = train_classifier(self.network(seed), x, y, self.recipe, seed=seed, path=path, about=about)
+        unknown = {name: part.to(device) for name, part in self.unknown.items()}
+        test = (self.test[0].to(device), self.test[1].to(device))
+        inputs = unit(x) if x.dtype == torch.uint8 else x
+        return Case(network, inputs, test, lambda known, labels: unknown, self.measured, 500)
+
+
+def resnet18_cifar10(quick: bool) -> Task:
+    """ResNet-18 on CIFAR10, with CIFAR100 near to it, and SVHN and MNIST far from it."""
+    return _photographs("resnet18-cifar10", quick, 10, _residual)
+
+
+def resnet18_cifar100(quick: bool) -> Task:
+    """ResNet-18 on CIFAR100, with CIFAR10 near to it, and SVHN and MNIST far from it."""
+    return _photographs("resnet18-cifar100", quick, 100, _residual)
+
+
+def vit_cifar10(quick: bool) -> Task:
+    """A small vision transformer on CIFAR10, with CIFAR100 near to it, and SVHN and MNIST far from it."""
+    task = _photographs("vit-cifar10", quick, 10, _transformer)
+    return replace(task, recipe=_short(_TRANSFORMER, quick))
+
+
+def text_clinc150(quick: bool) -> Task:
+    """A small text transformer on the intents of CLINC150; queries out of their scope are unknown."""
+    data = clinc150()
+    width, depth = (16, 2) if quick else (128, 4)
+    classes = len(data.intents)
+
+    def network(seed: int) -> nn.Module:
+        return TextTransformer(len(data.words), data.length, classes, width=width, depth=depth, seed=seed)
+
+    some, few = (_QUICK_TRAIN, _QUICK_TEST) if quick else (None, None)
+    train, test = (tuple(part[:count] for part in data[name]) for name, count in (("train", some), ("test", few)))
+    blocks = {f"blocks.{i}": Reduce("tokens") for i in range(depth)}
+    return Task(
+        "text-clinc150",
+        network,
+        _short(_TEXT, quick),
+        (train[0], train[1]),
+        (test[0], test[1]),
+        {"out of scope": data["oos_test"][0][:few]},
+        blocks,
+        {"CLINC150": data.digest},
+    )
+
+
+def _photographs(name: str, quick: bool, classes: int, build: Callable[..., nn.Module]) -> Task:
+    """CIFAR10 or CIFAR100 as the known set, and the other one as what is near to it."""
+    known, near = (cifar10, cifar100) if classes == 10 else (cifar100, cifar10)
+    names = ("CIFAR10", "CIFAR100") if classes == 10 else ("CIFAR100", "CIFAR10")
+    train, test = known("train"), known("test")
+    away = {names[1]: near("test"), "SVHN": svhn("test"), "MNIST": mnist("test")}
+    some, few = (_QUICK_TRAIN, _QUICK_TEST) if quick else (None, None)
+    assert train.labels is not None and test.labels is not None
+    pixels = unit(train.images[:some])
+    mean, std = (tuple(getattr(pixels, of)((0, 2, 3)).tolist()) for of in ("mean", "std"))
+
+    def network(seed: int) -> nn.Module:
+        return build(classes, mean, std, quick, seed)
+
+    stages = ("layer4",) if quick else ("layer1", "layer2", "layer3", "layer4")
+    of_paper = stages if build is _residual else _places(2 if quick else 9)
+    return Task(
+        name,
+        network,
+        _short(_IMAGES, quick),
+        (train.images[:some], train.labels[:some]),
+        (unit(test.images[:few]), test.labels[:few]),
+        {ood: _colour(images, few) for ood, images in away.items()},
+        {layer: Reduce(max_dim=16 if quick else 512) for layer in of_paper},
+        {f"{names[0]} train": train.digest, f"{names[0]} test": test.digest}
+        | {f"{ood} test": images.digest for ood, images in away.items()},
+    )
+
+
+def _residual(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
+    return ResNet18(classes, width=4 if quick else 64, mean=mean, std=std, seed=seed)
+
+
+def _transformer(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
+    width, depth = (16, 2) if quick else (192, 9)
+    return VisionTransformer(classes, width=width, depth=depth, mean=mean, std=std, seed=seed)
+
+
+def _places(depth: int) -> list[str]:
+    """Up to four blocks, evenly spread, the last one among them."""
+    count = min(4, depth)
+    return [f"blocks.{(i + 1) * depth // count - 1}" for i in range(count)]
+
+
+def _colour(images: Images, count: int | None) -> Tensor:
+    """32 × 32 pixels of three channels, in [0, 1]."""
+    some = images.images[:count]
+    some = unit(some) if some.shape[-1] == 32 else resized(some, 32)
+    return some.expand(-1, 3, -1, -1)
+
+
+def _short(recipe: ClassifierRecipe, quick: bool) -> ClassifierRecipe:
+    """The recipe, or a rough version for few data."""
+    return replace(recipe, epochs=5, batch_size=32, learning_rate=recipe.learning_rate / 4) if quick else recipe

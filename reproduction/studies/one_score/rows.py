@@ -1,0 +1,73 @@
+"""From the numbers of single networks to rows of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from ...results import summarise
+from .families import FAMILIES
+from .measure import below, ranges, regret
+from .methods import DEFAULT
+
+Record = Mapping[str, Any]  # what `measure` found for one network
+Row = dict[str, Any]
+VARIANT = "default"
+
+
+def build_rows(networks: Mapping[str, Sequence[Record]]) -> list[Row]:
+    """All rows: of each unknown set, of each family, and over all sets of a split.
+
+    Args:
+        networks: numbers of each family's networks.
+    """
+    rows = [row for family, records in networks.items() for row in _family(family, records)]
+    splits = dict.fromkeys(row["split"] for row in rows)
+    return rows + [row for split in splits for row in _summary([each for each in rows if each["split"] == split])]
+
+
+def _family(family: str, records: Sequence[Record]) -> Iterable[Row]:
+    known = FAMILIES[family]
+
+    def row(values: Sequence[float], ood: str | None, method: str, metric: str, **more: Any) -> Row:
+        found = summarise(values, train=known.train, ood=ood, method=method, metric=metric)
+        return {**found, "split": known.split, "variant": VARIANT, **more}
+
+    yield row([record["accuracy"] for record in records], None, "network", "accuracy")
+    for ood, methods in records[0]["auroc"].items():
+        areas = [record["auroc"][ood] for record in records]
+        each = [row([one[method] for one in areas], ood, method, "auroc") for method in methods]
+        yield from each
+        best = max((one for one in each if one["method"] != DEFAULT), key=lambda one: one["mean"])["method"]
+        for method in methods:
+            yield row([regret(one, method) for one in areas], ood, method, "regret", best=best)
+        yield row([below(one) for one in areas], ood, DEFAULT, "below softmax")
+    for asked in map(float, records[0]["false alarms"]):
+        sizes = (round(fmean(record[name] for record in records)) for name in ("known", "calibrated on"))
+        limits = {name: round(value, 4) for name, value in ranges(asked, *sizes).items()}
+        shares = [record["false alarms"][str(asked)] for record in records]
+        yield row(shares, None, DEFAULT, f"false alarms at {asked:.0%}", **limits)
+    for method in dict.fromkeys(name for record in records for name in record["mistakes"]):
+        found = [record["mistakes"][method] for record in records if method in record["mistakes"]]
+        yield row(found, None, method, "auroc of mistakes")
+    for layer in records[0]["weights"]:
+        yield row([record["weights"][layer] for record in records], None, DEFAULT, f"weight of {layer}")
+
+
+def _summary(rows: Sequence[Row]) -> Iterable[Row]:
+    """Over all unknown sets of a split: what each method reaches, and what is lost by taking it alone."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["metric"] in ("auroc", "regret", "below softmax"):
+            found.setdefault((row["method"], row["metric"]), []).append(row["mean"])
+    sets = len(found[DEFAULT, "auroc"])
+    about: Row = {"train": None, "ood": None}
+    tail = {"split": rows[0]["split"], "variant": VARIANT}
+    for (method, metric), values in found.items():
+        if len(values) == sets:  # of networks with fewer layers, some methods have fewer
+            if metric != "below softmax":
+                yield {**summarise(values, **about, method=method, metric=f"mean {metric}"), **tail}
+            if metric != "auroc":
+                most = {"mean": round(max(values), 4), "std": 0.0, "n": sets}
+                yield {**about, "method": method, "metric": f"highest {metric}", **most, **tail}

@@ -1,0 +1,90 @@
+"""One score by default: `LatentDensity(model)` beside every single method, on the same networks.
+
+Per network, half of the test set is unseen data that the default learns its combination and thresholds from; the other
+half, and what is unknown, judge all methods. Regret is how far the best single method and layer, chosen in hindsight
+per unknown set, is above the default.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hidden_uncertainty.comparison.measure import hardware, one_thread
+from hidden_uncertainty.notes import note
+from hidden_uncertainty.progress import track
+
+from ...results import Study, commit
+from ..table_1.scores import work_folder
+from .families import FAMILIES, Setup, choose
+from .measure import measure
+from .methods import PAPER
+from .rows import build_rows
+
+
+@one_thread()
+def run(
+    *,
+    seeds: Sequence[int] = range(3),
+    quick: bool = False,
+    families: Sequence[str] | None = None,
+    earlier: str | PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+) -> Study:
+    """Train one network per family and seed, and compare the default with all single methods on it.
+
+    Args:
+        seeds: of the networks, and of how test sets are divided.
+        quick: one seed, few data, small networks and few epochs on the CPU; families that need a GPU too, if they are
+            named.
+        families: which; None takes all of the development split. Those that need a GPU are left out without one.
+        earlier: a result file of this study, whose other families are kept.
+        folder: where networks are kept between runs; None takes the environment variable HIDDEN_UNCERTAINTY_WORK.
+    """
+    seeds = list(seeds)[:1] if quick else list(seeds)
+    gpu = torch.cuda.is_available()
+    names, left = choose(families, gpu=gpu or (quick and families is not None))
+    if left:
+        note(f"left out, because their networks are trained on a GPU and there is none: {', '.join(left)}.")
+    content = _read(earlier)
+    networks: dict[str, list[dict[str, Any]]] = content["settings"]["networks"]
+    seconds: dict[str, float] = content["settings"]["seconds"]
+    data: dict[str, str] = content["data"]
+    if not names and not networks:
+        raise ValueError(f"no family is left to run: {', '.join(left)} need a GPU.")
+    device = torch.device("cuda" if gpu and not quick else "cpu")
+    setup = Setup(device, folder or work_folder(quick), quick)
+    made = {"commit": commit(), "hardware": hardware()}
+    for name in track(names, "families"):
+        start = time.perf_counter()
+        found = FAMILIES[name].find(seeds, setup)
+        cases = zip(seeds, found.cases, strict=True)
+        networks[name] = [{"family": name, **made, **measure(case, seed)} for seed, case in cases]
+        data |= found.digests
+        seconds[name] = round(time.perf_counter() - start, 1)
+    networks = {name: networks[name] for name in FAMILIES if name in networks}
+    settings = {
+        "families": {
+            name: {key: value for key, value in asdict(family).items() if key != "find"}
+            for name, family in FAMILIES.items()
+        },
+        "not run": [name for name in FAMILIES if name not in networks],
+        "paper's mixture": PAPER,
+        "seconds": seconds,  # without training, where networks were kept
+        "networks": networks,
+    }
+    return Study("one-score", build_rows(networks), seeds, data, sum(seconds.values()), settings)
+
+
+def _read(earlier: str | PathLike[str] | None) -> dict[str, Any]:
+    """An earlier result, or one without networks."""
+    if earlier is None or not Path(earlier).is_file():
+        return {"settings": {"networks": {}, "seconds": {}}, "data": {}}
+    return json.loads(Path(earlier).read_text(encoding="utf-8"))
