@@ -141,3 +141,13 @@ def test_maps_are_averaged_over_positions():
     method = Mahalanobis(conv, {"0": Reduce("channels")}, task="classification", epsilon=0.01).fit(images.split(50))
     assert method.head.reductions["0"].dim == 4
     assert method(images[:5]).epistemic.shape == (5,)
+
+
+def test_inputs_are_moved_by_what_a_layer_reads_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+    x = torch.randn(300, 4)
+    options = {"epsilon": 0.05, "task": "classification"}
+    outputs = Mahalanobis(model, "1", **options).fit(x.split(100))
+    inputs = Mahalanobis(model, {"2": Reduce(read="input")}, **options).fit(x.split(100))
+    torch.testing.assert_close(inputs(x[:20]).epistemic, outputs(x[:20]).epistemic)

@@ -191,10 +191,12 @@ class Mahalanobis(LayerDetector):
         def tap(name: str) -> Callback:
             term = fitted.head.terms[name]
 
-            def callback(output: Any, *_: Any) -> None:
+            def callback(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 assert isinstance(term.method, MahalanobisDistance)
+                reduce = self.terms[name].reduce
+                read = output if reduce.read == "output" else (*args, *kwargs.values())
                 with torch.enable_grad():
-                    activation = select(output, self.terms[name].reduce.select, f"layer {name!r}")
+                    activation = select(read, reduce.select, f"layer {name!r}")
                     z = term.reduction(activation)[0].to(fitted.head.device).double()
                     scores[name] = term.method.measure(z, z).sum()
 
@@ -215,7 +217,9 @@ class Mahalanobis(LayerDetector):
                 steps = {id(x): g for x, g in zip(inputs, found, strict=True) if g is not None}
                 moved[name] = copied.map(lambda x, steps=steps: self._step(x, steps.get(id(x))))  # type: ignore[misc]
 
-        lend(self.model, {name: tap(name) for name in self.layers}, work)
+        after = {name: tap(name) for name in self.layers if self.terms[name].reduce.read == "output"}
+        before = {name: tap(name) for name in self.layers if name not in after}
+        lend(self.model, after, work, before=before)
         return moved
 
     def _step(self, x: Tensor, gradient: Tensor | None) -> Tensor:
