@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..extract import Features, Reading, Unseen
@@ -19,19 +20,18 @@ class Kept:
     """A loader whose first inputs are kept, as copies, to be read again.
 
     Example:
-        >>> import torch
         >>> kept = Kept([torch.zeros(80, 2), torch.zeros(80, 2)])
         >>> [len(batch) for batch in kept], [len(batch) for batch in kept.batches]
         ([80, 80], [80, 20])
     """
 
-    def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None) -> None:
-        self.loader, self.unpack = loader, unpack
+    def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None, dtype: torch.dtype | None = None) -> None:
+        self.loader, self.unpack, self.dtype = loader, unpack, dtype
         self.batches: list[Batch] = []
 
     def __iter__(self) -> Iterator[Batch]:
         self.batches, room = [], INPUTS
-        for batch in batches(self.loader, self.unpack):
+        for batch in batches(self.loader, self.unpack, dtype=self.dtype):
             if room > 0 and len(batch):
                 each = sum(tensor.nbytes for tensor in leaves((batch.args, batch.kwargs), Tensor)) // len(batch)
                 room = min(room, max(1, BYTES // max(each, 1) - sum(map(len, self.batches))))
