@@ -151,7 +151,9 @@ def test_summary() -> None:
     assert "tensor(" not in text
     assert len(text) < 500
     mean, low, high = u.epistemic.mean().item(), u.epistemic.min().item(), u.epistemic.max().item()
-    assert f"mean {mean:.4g}, min {low:.4g}, max {high:.4g}" in text
+    header, row = (line.split() for line in text.splitlines()[1:3])
+    assert header == ["mean", "min", "max"]
+    assert row == ["epistemic", f"{mean:.4g}", f"{low:.4g}", f"{high:.4g}"]
     share = 100 * sum(score > 0.5 for score in u.epistemic.tolist()) / 1000
     assert f"{share:.1f} % above 0.5" in text
     assert "residual" in repr(u.layers["layer1"])

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from . import io
 from .abilities import require
 from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen, require_sources
-from .model.batches import Adapter, Batch
-from .model.capture import device_of
+from .model.batches import Adapter, Batch, dtype_of
+from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
 from .notes import warn
 from .progress import bars
@@ -105,7 +105,7 @@ class Detector:
             if not isinstance(pixels, Pixels):
                 raise TypeError(f"pixels must be Pixels(...) or None, not {pixels!r}.")
             require(self, "pixels")
-        self.combine = check_combine(combine, list(self.terms))
+        self.combine = check_combine(with_names(model, combine), list(self.terms))
         self.condition, self.pixels, self.seed, self.progress = condition, pixels, io.plain(seed), progress
         self._combination = Combination(self.combine, self.layers)
         self._fits = self._combination.learns or any(term.method.fits for term in terms)
@@ -174,13 +174,13 @@ class Detector:
         with bars(self.progress), self.reader.tentative():
             features, unseen, kept = None, None, None
             if holdout is not None and not isinstance(loader, Iterator):
-                loader = kept = Kept(loader, self.reader.unpack)
+                loader = kept = self._kept(loader)
             if self._fits or self.reader.learns or holdout is not None:
                 features, apart = self.reader.fit(loader, holdout=holdout or 0.0)
                 unseen = None if holdout is None else apart
             if calibration is not None:  # before the fit, so that an error in it comes first
                 reductions = self._unfitted().head.reductions if features is None else features.reductions
-                kept = Kept(calibration, self.reader.unpack)
+                kept = self._kept(calibration)
                 unseen = self._unseen(kept, reductions)
             fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
             if unseen is not None:
@@ -236,14 +236,14 @@ class Detector:
         """Take p-values and intervals from other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
         with bars(self.progress):
-            kept = Kept(loader, self.reader.unpack)
+            kept = self._kept(loader)
             unseen = self._unseen(kept, fitted.head.reductions)
             return self._keep(self._calibrate(fitted, unseen, "unseen", kept))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
-        """Score inputs, given as the model takes them."""
+        """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""
         fitted = self._fitted()
-        reading = self._reading(self._batch(args, kwargs), fitted)
+        reading = self._reading(self.reader.called(*args, **kwargs), fitted)
         if reading.unusable is None:
             return self._result(reading, fitted)
         (u,) = self._results([reading], fitted)  # which warns
@@ -259,7 +259,7 @@ class Detector:
 
     def read(self, *args: Any, **kwargs: Any) -> Reading:
         """Run the network on inputs, given as it takes them: its predictions, and what each term reads as rows."""
-        return self._reading(self._batch(args, kwargs), self._fitted())
+        return self._reading(self.reader.called(*args, **kwargs), self._fitted())
 
     def predict_features(self, features: Features) -> Uncertainty:
         """Score features that `extract` gave."""
@@ -372,7 +372,7 @@ class Detector:
 
     def _calibrate(self, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
         def read(batch: Batch) -> Reading:
-            return self._reading(self._batch(batch.args, batch.kwargs, batch.label), fitted, labels=True)
+            return self._reading(self.reader.called(batch), fitted, labels=True)
 
         alike = self.reader.repeats and all(term.method.smooth for term in self.terms.values())
         again = read_again(kept, unseen, read) if alike else ()
@@ -388,9 +388,8 @@ class Detector:
         """Run the network on one batch."""
         return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
 
-    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any], label: Tensor | None = None) -> Batch:
-        device = device_of(self.reader.model)
-        return Batch(args, kwargs, label) if device is None else Batch(args, kwargs, label).to(device)
+    def _kept(self, loader: Iterable[Any]) -> Kept:
+        return Kept(loader, self.reader.unpack, dtype_of(self.model))
 
     def _results(self, readings: Iterable[Reading], fitted: Fitted) -> Iterator[Uncertainty]:
         return (self._result(reading, fitted) for reading in counted(readings))

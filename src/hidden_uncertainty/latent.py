@@ -18,6 +18,7 @@ from .marginal.base import MarginalName
 from .model.batches import Adapter
 from .model.capture import run
 from .model.choice import Choice, Choices, choose_layers
+from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName
 from .notes import note
 from .precision import gradients
@@ -46,10 +47,10 @@ class LatentDensity(Detector):
 
     Args:
         model: any trained `nn.Module`.
-        layers: the dotted name of a layer, several of them, or a mapping from names to how each is reduced
-            (`Reduce`). List them with `layers(model, example)`. `"auto"` chooses them at the fit: for classes, what the
-            last layer reads, brought to length one, two layers before it, and the outputs; for numbers, what the last
-            layer reads. `suggest(model, loader)` shows which.
+        layers: the dotted name of a layer, or the layer itself, several of them, or a mapping from them to how each is
+            reduced (`Reduce`). List them with `layers(model, example)`. `"auto"` chooses them at the fit: for classes,
+            what the last layer reads, brought to length one, two layers before it, and the outputs; for numbers, what
+            the last layer reads. `suggest(model, loader)` shows which.
         density: p(z | ŷ), copied for every layer; or a mapping with one for each layer. None is a `GaussianMixture` per
             class for classes and a `JointMixture` for numbers; for layers that were chosen, one Gaussian per class, of
             covariances that classes share in part, or wholly where there are many.
@@ -88,7 +89,7 @@ class LatentDensity(Detector):
         self,
         model: nn.Module,
         layers: Layers | Literal["auto"] = "auto",
-        density: Density | Mapping[str, Density] | None = None,
+        density: Density | Mapping[str, Density] | Mapping[nn.Module, Density] | None = None,
         *,
         max_dim: int | None = 512,
         reduce: How | Reduce | None = None,
@@ -114,8 +115,8 @@ class LatentDensity(Detector):
             # Until the network has run, no more is known than that it has outputs.
             super().__init__(model, [Term(GENMethod(), name="auto"), Term(GENMethod())], combine="fisher", **options)
             return
-        chosen = chosen_layers(layers, reduce or "flatten", max_dim)
-        densities, prior = _densities(density, chosen), Prior(marginal)
+        chosen = chosen_layers(model, layers, reduce or "flatten", max_dim)
+        densities, prior = _densities(model, density, chosen), Prior(marginal)
         terms = [Term(DensityMethod(densities[name], prior), name, how) for name, how in chosen.items()]
         super().__init__(model, terms, combine=combine or "last", **options)
 
@@ -184,7 +185,7 @@ class LatentDensity(Detector):
         term, method = head.terms[name], head.terms[name].method
         if not isinstance(method, DensityMethod):
             raise TypeError("a distribution over a grid is for networks that predict one number per input.")
-        reading = self.reader.reading(self._batch(args, kwargs), {name: term.reduction})
+        reading = self.reader.reading(self.reader.called(*args, **kwargs), {name: term.reduction})
         prediction = reading.prediction.value.to(device)
         prediction = prediction if self.pixels is None else prediction.flatten()
         if prediction.dim() != 1 or not prediction.is_floating_point():
@@ -291,13 +292,14 @@ def _densities_of(terms: Mapping[str, Any]) -> dict[str, DensityMethod]:
 
 
 def _densities(
-    density: Density | Mapping[str, Density] | None, layers: Mapping[str, Reduce]
+    model: nn.Module, density: Density | Mapping[Any, Density] | None, layers: Mapping[str, Reduce]
 ) -> dict[str, Density | None]:
     """The density of each layer, by name: copies, of which each is fitted to its own layer."""
     if density is None or isinstance(density, Density):
         return {name: copy.deepcopy(density) for name in layers}
     if not isinstance(density, Mapping) or not all(isinstance(part, Density) for part in density.values()):
         raise TypeError(f"density= takes a density such as GaussianMixture(), or one for each layer, not {density!r}.")
-    if set(density) != set(layers):
-        raise ValueError(f"density names the layers {list(density)}, layers= names {list(layers)}: name the same ones.")
-    return {name: copy.deepcopy(density[name]) for name in layers}
+    each = with_names(model, density)
+    if set(each) != set(layers):
+        raise ValueError(f"density names the layers {list(each)}, layers= names {list(layers)}: name the same ones.")
+    return {name: copy.deepcopy(each[name]) for name in layers}

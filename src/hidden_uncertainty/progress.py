@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _wanted: ContextVar[bool | None] = ContextVar("wanted", default=None)
+_silent = False  # what holds where no block and no `progress=` says anything
 _console: Console | None = None
 # Re-entrant: the garbage collector may close an abandoned bar while its thread opens another.
 _lock = threading.RLock()
@@ -53,6 +54,17 @@ class Bar:
             display.update(row, advance=n, info=_text(self._info))
 
 
+def silence(silent: bool = True) -> None:
+    """Draw no bars in this process from now on, but where `bars(True)` or `progress=True` asks; False undoes it.
+
+    Example:
+        >>> silence()
+        >>> silence(False)
+    """
+    global _silent
+    _silent = silent
+
+
 @contextmanager
 def bars(enabled: bool | None) -> Iterator[None]:
     """Say for a block, and for all that it calls, whether bars are drawn.
@@ -60,7 +72,7 @@ def bars(enabled: bool | None) -> Iterator[None]:
     Args:
         enabled: False never draws bars. True always does, and prints one line at the end where no bar can be drawn.
             None keeps what a block around this one says; without one, bars are drawn when stderr is a terminal, in the
-            first of several processes.
+            first of several processes, unless `silence` was called.
 
     Example:
         >>> with bars(False), progress_bar("mixture", total=3) as bar:
@@ -90,6 +102,8 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     """
     bar = Bar(description, total)
     enabled = _wanted.get()
+    if enabled is None and _silent:
+        enabled = False
     drawable = enabled is not False and _drawable()
     if enabled is None:
         enabled = drawable and first_process()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from .arrays import to_array, to_tensor
+
+if TYPE_CHECKING:
+    import pandas
 
 Index = int | slice | Tensor | Sequence[int] | Sequence[bool]
 
@@ -110,7 +118,8 @@ class Uncertainty(_Alarm):
         >>> u = Uncertainty(prediction=torch.tensor([7, 1, 3]), epistemic=torch.tensor([1.0, 9.0, 2.0]), threshold=5.0)
         >>> u
         Uncertainty of 3 inputs
-          epistemic      mean 4, min 1, max 9
+                         mean       min        max
+          epistemic      4          1          9
           surprising     33.3 % above 5
         >>> u[u.surprising].prediction
         tensor([1])
@@ -153,6 +162,53 @@ class Uncertainty(_Alarm):
     def cpu(self) -> Self:
         """The same result with every tensor in main memory."""
         return self.to("cpu")
+
+    def numpy(self) -> dict[str, np.ndarray]:
+        """Copies of all fields by name, with `"surprising"` where there is a threshold, and `"LAYER.epistemic"`.
+
+        Example:
+            >>> u = Uncertainty(prediction=torch.tensor([7, 1]), epistemic=torch.tensor([1.0, 9.0]), threshold=5.0)
+            >>> u.numpy()["surprising"]
+            array([False,  True])
+        """
+        found = _tensors(self)
+        if self.threshold is not None:
+            found["surprising"] = self.surprising
+        found |= {f"{name}.epistemic": scores.epistemic for name, scores in self.layers.items()}
+        return {name: to_array(value) for name, value in found.items()}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The entries of `numpy` as a frame, one row per input; needs pandas.
+
+        Several numbers per input, such as probabilities, are one column each: `probabilities.0`, `probabilities.1`.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas, or take u.numpy().") from error
+        return pandas.DataFrame(self._columns())
+
+    def to_json(self) -> str:
+        """The entries of `to_pandas` as a JSON list with one object per input; infinity and NaN are null.
+
+        Example:
+            >>> Uncertainty(prediction=torch.tensor([7]), epistemic=torch.tensor([math.inf])).to_json()
+            '[{"prediction": 7, "epistemic": null}]'
+        """
+        columns = {name: values.tolist() for name, values in self._columns().items()}
+        rows = zip(*columns.values(), strict=True)
+        records = [{k: v if math.isfinite(v) else None for k, v in zip(columns, row, strict=True)} for row in rows]
+        return json.dumps(records, allow_nan=False)
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        """One (n,) array per number that is known of an input, by name."""
+        if self.epistemic.dim() != 1:
+            raise ValueError(f"rows are for scores of inputs; these are maps {tuple(self.epistemic.shape)}: u.numpy().")
+        columns: dict[str, np.ndarray] = {}
+        for name, values in self.numpy().items():
+            wide = values.reshape(len(values), math.prod(values.shape[1:])).T
+            columns |= {name if len(wide) == 1 else f"{name}.{i}": column for i, column in enumerate(wide)}
+        return columns
 
     @classmethod
     def cat(cls, results: Sequence[Self]) -> Self:
@@ -229,6 +285,7 @@ def _rows(index: Index, length: int) -> slice | Tensor:
         return index
     if isinstance(index, tuple):
         raise TypeError("a result has one index, its input; index the fields for more: u.epistemic[0, 1]")
+    index = to_tensor(index)
     rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
     if rows.dim() == 0:
         rows = rows.reshape(1)
@@ -254,9 +311,15 @@ def _check_same(position: int, what: str, value: object, first: object) -> None:
 def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     inputs = "1 input" if len(scores) == 1 else f"{len(scores):,} inputs"
     lines = [f"{type(scores).__name__} of {inputs}"]
-    for name, value in _tensors(scores).items():
-        if name not in ("prediction", "spread", "part", "probabilities") and value.numel():
-            lines.append(f"  {name:<14} {_range(value)}")
+    shown = {
+        name: value
+        for name, value in _tensors(scores).items()
+        if name not in ("prediction", "spread", "part", "probabilities") and value.numel()
+    }
+    if len(scores) > 1:
+        lines.append(f"  {'':<14} {'mean':<10} {'min':<10} max")
+    for name, value in shown.items():
+        lines.append(f"  {name:<14} {_range(value)}")
     if scores.threshold is not None and scores.epistemic.numel():
         above = scores.surprising
         share = f"{100 * above.float().mean().item():.1f} % above" if above.numel() > 1 else f"{bool(above)}, threshold"
@@ -267,4 +330,4 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
 def _range(value: Tensor) -> str:
     if value.numel() == 1:
         return f"{value.item():.4g}"
-    return f"mean {value.double().mean():.4g}, min {value.min():.4g}, max {value.max():.4g}"
+    return f"{value.double().mean():<10.4g} {value.min():<10.4g} {value.max():.4g}"

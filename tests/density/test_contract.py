@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -81,6 +82,16 @@ def same(one: Density, other: Density) -> bool:
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
     )
+
+
+def test_arrays_and_frames_are_taken_as_tensors_are(case: Case) -> None:
+    z, y, support = case.z.numpy(), case.y.numpy(), case.support.numpy()
+    density = case.build(0).fit(z, y)
+    assert same(density, case.fitted)
+    assert torch.equal(density.log_prob(z, support), case.score(case.fitted))
+    assert torch.equal(density.log_prob(pd.DataFrame(z), support=case.support), case.score(case.fitted))
+    twice = density.log_prob(z.astype(np.float64), support)  # more digits than it was fitted to
+    assert torch.equal(twice, case.fitted.log_prob(case.z.double(), case.support))
 
 
 def test_every_kind_that_can_be_saved_is_here() -> None:

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hidden_uncertainty.model.batches import Batch, batches, count, require_repeatable, unpack
+from hidden_uncertainty.model.batches import Batch, batches, called, count, dtype_of, require_repeatable, unpack
 
 X, Y, MASK = torch.arange(12.0).reshape(3, 4), torch.tensor([0, 1, 2]), torch.ones(3, 4, dtype=torch.bool)
 Pair = namedtuple("Pair", ["image", "label"])
@@ -48,6 +49,13 @@ def same(a: Any, b: Any) -> bool:
         (({"x": X}, Y), (), {"x": X}, Y),
         (({"x": X, "labels": Y},), (), {"x": X}, Y),
         (({"x": X, "labels": Y}, None), (), {"x": X}, Y),
+        (X.numpy(), (X,), {}, None),
+        (X.numpy()[::-1], (X.flip(0),), {}, None),
+        (X.numpy().astype(">f4"), (X,), {}, None),
+        ((np.broadcast_to(X.numpy(), X.shape), Y.numpy()), (X,), {}, Y),  # which cannot be written to
+        (([X.numpy(), {"m": MASK.numpy()}], Y), (X, {"m": MASK}), {}, Y),
+        ({"x": X.numpy(), "labels": Y.numpy()}, (), {"x": X}, Y),
+        ((pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=[7, 5, 9])), (X,), {}, Y),
     ],
 )
 def test_what_loaders_give(item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], label: Tensor | None) -> None:
@@ -83,9 +91,8 @@ def test_an_adapter_decides(inputs: Any, args: Any, kwargs: Any, label: Tensor |
     [
         ((X, MASK, Y), TypeError, r"the loader gave a tuple of 3 \(Tensor, Tensor, Tensor\). Pass unpack="),
         ((), TypeError, "a tuple of 0"),
-        (X.numpy(), TypeError, r"a numpy array of shape \(3, 4\); give tensors"),
-        ((X.numpy(), Y), TypeError, r"a numpy array of shape \(3, 4\); give tensors"),
-        ({"x": X.numpy()}, TypeError, "input 'x' is a numpy array.*torch.from_numpy"),
+        (np.array([["a"]] * 3), TypeError, r"ndarray of shape \(3, 1\) holds <U1, which no tensor can"),
+        (pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}), TypeError, r"DataFrame of shape \(2, 2\) holds object"),
         ("text", TypeError, r"'text' \(str\)"),
         (3, TypeError, r"3 \(int\)"),
         (["a", "b"], TypeError, r"'a' \(str\)"),
@@ -203,7 +210,12 @@ def test_any_iterable_is_a_loader(loader: Any) -> None:
         ([], ValueError, "the loader gave no batches; a generator that was used before is empty"),
         (X, TypeError, r"wrap one batch as \[batch\]"),
         ("data", TypeError, "a loader gives batches, but 'data'"),
-        ([X.numpy()], TypeError, r"input 0 is a numpy array.*torch.from_numpy"),
+        (X.numpy(), TypeError, r"but ndarray of shape \(3, 4\) came; wrap one batch as \[batch\]"),
+        (pd.DataFrame(X.numpy()), TypeError, r"but DataFrame of shape \(3, 4\) came; wrap one batch as \[batch\]"),
+        ((X.numpy(), Y.numpy()), TypeError, "a pair of inputs and labels came"),
+        ((pd.DataFrame(X.numpy()), pd.Series(Y.numpy())), TypeError, "a pair of inputs and labels came"),
+        ((X, Y[:, None]), TypeError, "a pair of inputs and labels came"),
+        (({"x": X}, Y), TypeError, "a pair of inputs and labels came"),
         ({"x": X}, TypeError, r"wrap one batch as \[batch\]"),
         ((X, Y), TypeError, r"a pair of inputs and labels came; wrap one batch as \[\(x, y\)\]"),
         (TensorDataset(X, Y), TypeError, r"TensorDataset gives single samples.*DataLoader\(dataset"),
@@ -254,3 +266,57 @@ def test_batches_without_inputs_are_left_out_unless_there_are_no_others() -> Non
     x = torch.zeros(3, 4)
     assert [len(batch) for batch in batches([x[:0], x, x[:0], x[:1]])] == [3, 1]
     assert [len(batch) for batch in batches([x[:0], x[:0]])] == [0]
+
+
+def test_arrays_in_floating_point_take_the_precision_of_the_model() -> None:
+    item = {"x": X.double().numpy(), "ids": Y.numpy(), "mask": Y.numpy() > 0, "labels": X[:, 0].double().numpy()}
+    for kind in (torch.float16, torch.float32, torch.float64):
+        model = nn.Sequential(nn.Embedding(2, 2), nn.Linear(4, 2)).to(kind)
+        assert dtype_of(model) == kind
+        (batch,) = batches([item], dtype=kind)
+        assert same(batch.kwargs, {"x": X.double().to(kind), "ids": Y, "mask": Y > 0})
+        assert batch.label is not None and batch.label.dtype == torch.float64  # the network does not see it
+    assert dtype_of(nn.Identity()) is None
+    assert unpack(item).kwargs["x"].dtype == torch.float64
+    tensors = unpack({"x": X.double()}, dtype=torch.float16)
+    assert tensors.kwargs["x"].dtype == torch.float64  # tensors are the caller's business
+
+
+def test_arrays_are_copied() -> None:
+    array = X.numpy().copy()
+    unpack(array).args[0].zero_()
+    assert (array == X.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ((X, Y), {}, ((X, Y), {}, None)),  # two inputs
+        (((X, Y),), {}, ((X,), {}, Y)),  # a batch
+        (([X, Y],), {}, ((X,), {}, Y)),
+        (((X,),), {}, ((X,), {}, None)),
+        (({"x": X, "labels": Y},), {}, ((), {"x": X}, Y)),
+        ((), {"x": X, "labels": Y}, ((), {"x": X, "labels": Y}, None)),
+        ((X.numpy(),), {"mask": MASK.numpy()}, ((X,), {"mask": MASK}, None)),
+        ((["two", "texts"],), {}, ((["two", "texts"],), {}, None)),
+    ],
+)
+def test_what_calls_give(args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    batch = called(args, kwargs)
+    assert same((batch.args, batch.kwargs, batch.label), expected)
+
+
+def test_adapters_see_batches_but_not_inputs() -> None:
+    def adapter(item: Any) -> Any:
+        return item[:2], item[2]
+
+    assert same(called(((X, MASK, Y),), {}, adapter).args, (X, MASK))
+    assert same(called((X,), {}, adapter).args, (X,))
+    assert same(called((X.numpy(),), {}, adapter).args, (X,))
+    own = called((Own(X),), {}, lambda item: (item.x, None))
+    assert same(own.args, (X,))
+
+
+class Own:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x

@@ -1,15 +1,18 @@
 """Terms of a detector, the layers that arguments choose, and how scores are combined."""
 
+import copy
 import json
 
 import pytest
 import torch
+from torch import nn
 
 from hidden_uncertainty import GaussianMixture, Reduce
 from hidden_uncertainty.scoring.bayes import DensityMethod
 from hidden_uncertainty.scoring.combination import Combination, check_combine
 from hidden_uncertainty.scoring.terms import Method, Term, build, chosen_layers
 
+NET = nn.ModuleDict({"conv": nn.Conv2d(1, 2, 3), "fc": nn.Linear(2, 2), "inner": nn.Sequential(nn.Linear(2, 2))})
 NAMES = ["conv", "fc", "out"]
 SCORES = {name: torch.randn(50, generator=torch.Generator().manual_seed(i)) * 10**i for i, name in enumerate(NAMES)}
 
@@ -68,10 +71,25 @@ def test_the_name_of_a_layer_stands_for_it_alone():
 
 
 def test_layers_are_chosen_by_name_or_with_how_each_is_reduced():
-    assert chosen_layers("fc", max_dim=3) == {"fc": Reduce(max_dim=3)}
-    assert chosen_layers(["fc", "conv"], Reduce("channels", max_dim=9), 3)["conv"].max_dim == 9
+    assert chosen_layers(NET, "fc", max_dim=3) == {"fc": Reduce(max_dim=3)}
+    assert chosen_layers(NET, ["fc", "conv"], Reduce("channels", max_dim=9), 3)["conv"].max_dim == 9
     each = {"fc": Reduce("channels"), "conv": Reduce()}
-    assert chosen_layers(each, "tokens") == each
+    assert chosen_layers(NET, each, "tokens") == each
+
+
+def test_layers_may_be_modules_of_the_model():
+    wanted = {"fc": Reduce(max_dim=3), "conv": Reduce(max_dim=3)}
+    assert chosen_layers(NET, NET.fc, max_dim=3) == {"fc": Reduce(max_dim=3)}
+    for layers in ([NET.fc, NET.conv], ["fc", NET.conv], (NET.fc, "conv")):
+        assert chosen_layers(NET, layers, max_dim=3) == wanted
+    assert chosen_layers(NET, {NET.fc: wanted["fc"], NET.conv: wanted["conv"]}) == wanted
+    assert list(chosen_layers(NET, NET.inner)) == ["inner"]  # a Sequential is one layer, though it can be iterated
+    assert list(chosen_layers(NET, NET.inner[0])) == ["inner.0"]
+    assert list(chosen_layers(nn.DataParallel(NET), NET.fc)) == ["fc"]
+    with pytest.raises(ValueError, match=r"the layer Linear is not in the model.*this very ModuleDict, not of a copy"):
+        chosen_layers(NET, copy.deepcopy(NET).fc)
+    with pytest.raises(ValueError, match="named twice"):
+        chosen_layers(NET, ["fc", NET.fc])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +104,7 @@ def test_layers_are_chosen_by_name_or_with_how_each_is_reduced():
 )
 def test_what_names_no_layers(layers, error, message):
     with pytest.raises(error, match=message):
-        chosen_layers(layers)
+        chosen_layers(NET, layers)
 
 
 def test_a_term_is_rebuilt_from_json():

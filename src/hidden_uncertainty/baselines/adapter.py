@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..detector import Detector
-from ..extract import Features
-from ..model.batches import Adapter, Batch, batches
-from ..model.capture import device_of, lend, run
+from ..extract import Features, Reader
+from ..model.batches import Adapter, Batch
+from ..model.capture import lend, run
 from ..model.tasks import Condition, Prediction, Task, TaskName, as_task
 from ..precision import put_back_after
 from ..scoring.terms import Layers, Term
@@ -72,7 +72,7 @@ class AdaptedReader(ScoringReader):
     def learn(self, loader: Iterable[Any], holdout: float) -> None:
         """Fit the detector to inputs and labels; nothing where it has no `fit`."""
         if self.learns:
-            pairs = _Pairs(loader, self.unpack, device_of(self.model), holdout)
+            pairs = _Pairs(loader, self, holdout)
             _lent(self.model, lambda: self.detector.fit(pairs))
 
     def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
@@ -152,13 +152,11 @@ class AdaptedMethod(RowMethod):
 class _Pairs:
     """A loader of (x, y), without what is set apart, as often as it is asked for."""
 
-    def __init__(
-        self, loader: Iterable[Any], unpack: Adapter | None, device: torch.device | None, holdout: float
-    ) -> None:
-        self.loader, self.unpack, self.device, self.holdout = loader, unpack, device, holdout
+    def __init__(self, loader: Iterable[Any], reader: Reader, holdout: float) -> None:
+        self.loader, self.reader, self.holdout = loader, reader, holdout
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in batches(self.loader, self.unpack, self.device):
+        for batch in self.reader.batches(self.loader, "fitting"):
             if batch.label is None:
                 raise ValueError("the detector is fitted to inputs with labels, but the loader gives none: (x, y).")
             some = fitted_to(batch, self.holdout)

@@ -82,7 +82,8 @@ class LayerDetector(Detector):
 
     Args:
         model: any trained `nn.Module`; it is referenced, never changed.
-        layers: the dotted name of a layer, several of them, or a mapping from names to how each is reduced.
+        layers: the dotted name of a layer, or the layer itself, several of them, or a mapping from them to how each is
+            reduced.
         method: what to fit, copied for every layer.
         condition: classes are what the network predicts, or the labels.
         combine: how several layers become one score, as for `Detector`; `"mean"` by default.
@@ -102,7 +103,7 @@ class LayerDetector(Detector):
         **options: Unpack[LayerOptions],
     ) -> None:
         check_options(self, options, LayerOptions)
-        reduces = chosen_layers(layers, options.pop("reduce", "flatten"), options.pop("max_dim", 512))
+        reduces = chosen_layers(model, layers, options.pop("reduce", "flatten"), options.pop("max_dim", 512))
         terms = [Term(copy.deepcopy(method), name, reduce) for name, reduce in reduces.items()]
         combine = options.pop("combine", "mean")
         super().__init__(model, terms, condition=condition, combine=combine, **options)  # type: ignore[misc]

@@ -14,7 +14,7 @@ from ..extract import Features, Reading, Rows, Unseen
 from ..io import expect, plain
 from ..model.tasks import Classification, Condition
 from ..scoring.fitted import Fitted
-from ..scoring.terms import Layers
+from ..scoring.terms import Layers, chosen_layers
 from ..uncertainty import Uncertainty
 from .base import LayerDetector, LayerOptions, RowMethod
 from .neighbours import QUERIES, Backend, PointMethod, center_of, deviation_of, squared_distances
@@ -239,8 +239,7 @@ class Credibility(LayerDetector):
         backend: Backend = "torch",
         **options: Unpack[LayerOptions],
     ) -> None:
-        names = [layers] if isinstance(layers, str) else list(layers)
-        options["combine"] = dict.fromkeys(names, 1.0)
+        options["combine"] = dict.fromkeys(chosen_layers(model, layers), 1.0)
         super().__init__(model, layers, Disagreement(k, backend), condition=condition, **options)
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..extract import Pixels
-from ..model.batches import Adapter, batches, require_repeatable, unpack
+from ..model.batches import Adapter, batches, dtype_of, require_repeatable, unpack
 from ..model.capture import device_of, lend
 from ..progress import bars, progress_bar
 from ..uncertainty import Uncertainty
@@ -243,7 +243,7 @@ def _forward(network: nn.Module, items: list[Any], adapter: Adapter | None) -> N
     device = _device(network)
 
     def work(inner: nn.Module) -> None:
-        for batch in batches(items, adapter, device_of(network)):
+        for batch in batches(items, adapter, device_of(network), dtype_of(network)):
             inner(*batch.args, **batch.kwargs)
 
     lend(network, {}, work)

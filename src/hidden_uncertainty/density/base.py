@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from ..arrays import is_array, to_tensor
 from ..extract import Lattice
 from ..io import plain, register
 from ..notes import deprecated
@@ -32,14 +33,14 @@ class Density(nn.Module, ABC):
         """Fit to activations and the predictions that came with them.
 
         Args:
-            z: activations, (n, d).
+            z: activations, (n, d); a tensor, an array or a frame, as all of these.
             y: predictions: classes as integers, (n,), or numbers in floating point, (n,) or (n, q).
             progress: deprecated; use `with hidden_uncertainty.progress.bars(...)`.
         """
         if progress is not None:
             deprecated("fit(progress=)", "hidden_uncertainty.progress.bars")
         with bars(progress):
-            return self._fit(z, y)
+            return self._fit(to_tensor(z), to_tensor(y))
 
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         raise NotImplementedError(f"{type(self).__name__} must define fit(z, y).")
@@ -60,6 +61,13 @@ class Density(nn.Module, ABC):
             return self.log_prob(z if rows is None else z[rows], support)
 
         return log_prob
+
+    def _tensors(self, *given: Any) -> tuple[Tensor, ...]:
+        """Arrays as tensors where the density is, for `log_prob`; tensors as they are."""
+        if not any(map(is_array, given)):
+            return given
+        device = next((buffer.device for buffer in self.buffers()), None)
+        return tuple(to_tensor(value).to(device) if is_array(value) else value for value in given)
 
     @property
     def interpolates(self) -> bool:

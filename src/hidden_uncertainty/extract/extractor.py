@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..model.batches import Adapter, Batch, batches, count, require_repeatable
+from ..model.batches import Adapter, Batch, batches, called, count, dtype_of, require_repeatable
 from ..model.capture import device_of, find, run, select
 from ..model.infer import check_task, infer_task, warn_of_others
 from ..model.tasks import Prediction, Task, finite
@@ -131,9 +131,17 @@ class Reader:
     def batches(self, loader: Iterable[Any], what: str) -> Iterator[Batch]:
         """The batches of a loader, where the model is, behind a bar that says what is done with them."""
         with progress_bar(what, count(loader)) as bar:
-            for batch in batches(loader, self.unpack, device_of(self.model)):
+            for batch in self._batches(loader):
                 yield batch
                 bar.advance()
+
+    def called(self, *args: Any, **kwargs: Any) -> Batch:
+        """What a detector was called with, where the model is."""
+        batch, device = called(args, kwargs, self.unpack, dtype_of(self.model)), device_of(self.model)
+        return batch if device is None else batch.to(device)
+
+    def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
+        return batches(loader, self.unpack, device_of(self.model), dtype_of(self.model))
 
     @contextmanager
     def tentative(self) -> Iterator[None]:
@@ -223,9 +231,6 @@ class Extractor(Reader):
         """Run the network on one batch: its predictions, and each term's rows."""
         _, prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
         return Rows(prediction, reduced, batch.label if labels else None, unusable=unusable)
-
-    def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
-        return batches(loader, self.unpack, device_of(self.model))
 
     def _reduction_fits(self) -> dict[str, ReductionFit]:
         """What to fit to each layer; outputs are taken as they are."""

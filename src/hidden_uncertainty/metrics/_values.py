@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+
+from ..arrays import to_tensor
 
 Values: TypeAlias = Tensor | ArrayLike  # whatever torch.as_tensor takes
 P = ParamSpec("P")
@@ -61,9 +62,7 @@ def as_scores(values: Values, name: str) -> Tensor:
         >>> as_scores([1, 2], "negative")
         tensor([1., 2.], dtype=torch.float64)
     """
-    if isinstance(values, np.ndarray):
-        # A copy: torch warns of read-only arrays and refuses negative strides.
-        values = np.array(values, dtype=np.float64)
+    values = to_tensor(values)
     if isinstance(values, Tensor):
         # Apple's GPUs have no float64.
         scores = (values.detach().cpu() if values.device.type == "mps" else values.detach()).double()

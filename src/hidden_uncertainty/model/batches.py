@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from ..arrays import is_array, to_tensor
 from ..progress import count as count
 
 Adapter = Callable[[Any], Any]
@@ -50,8 +51,8 @@ class Batch:
         first = next(leaves((self.args, self.kwargs), Tensor), None)
         if first is None:
             raise TypeError(
-                "there is no tensor among the inputs; the first dimension of one must count the samples. Turn arrays "
-                "and lists into tensors, for instance with torch.as_tensor."
+                "there is no tensor among the inputs; the first dimension of one must count the samples. Turn lists "
+                "into tensors, for instance with torch.as_tensor."
             )
         return first.shape[0]
 
@@ -97,15 +98,28 @@ class Batch:
         return Batch(_changed(self.args, change), _changed(self.kwargs, change), _changed(self.label, change))
 
 
-def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """The model's precision, which arrays are brought to: that of its first parameter in floating point, if any.
+
+    Example:
+        >>> dtype_of(nn.Linear(4, 8))
+        torch.float32
+    """
+    whole = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return next((parameter.dtype for parameter in model.parameters() if parameter.dtype in whole), None)
+
+
+def unpack(batch: Any, adapter: Adapter | None = None, dtype: torch.dtype | None = None) -> Batch:
     """Understand what a loader gave.
 
     A tensor `x` is `model(x)`; `(x, y)` is `model(x)` with label `y`; a dict is `model(**inputs)` with the label under
-    `"labels"` or `"label"`; in `(inputs, y)` the inputs may be a tuple (positional) or a dict (keyword) too.
+    `"labels"` or `"label"`; in `(inputs, y)` the inputs may be a tuple (positional) or a dict (keyword) too. Arrays and
+    frames become tensors.
 
     Args:
         batch: one item of the loader.
         adapter: for anything else, a function of the item that returns `(inputs, label)`.
+        dtype: of inputs that are arrays in floating point; None leaves their precision.
 
     Example:
         >>> batch = unpack({"input_ids": torch.zeros(2, 5), "labels": torch.tensor([0, 1])})
@@ -120,7 +134,8 @@ def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
             raise TypeError(
                 f"unpack= returned {_kind(result)}; it must return (inputs, label), label None if there is none"
             )
-        return _built(*result)
+        inputs, label = result
+        return _built(inputs, label, dtype)
     items = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if len(items) not in (1, 2):
         raise TypeError(f"a batch is x, (x, y) or a dict, but the loader gave {_kind(batch)}. {_HELP}")
@@ -134,19 +149,48 @@ def unpack(batch: Any, adapter: Adapter | None = None) -> Batch:
             raise ValueError(f"the batch has a label beside its inputs and another among them. {_HELP}")
         inputs = {key: part for key, part in inputs.items() if key not in keys}
         label = inner if label is None else label
-    return _built(inputs, label)
+    return _built(inputs, label, dtype)
+
+
+def called(
+    args: tuple[Any, ...], kwargs: dict[str, Any], adapter: Adapter | None = None, dtype: torch.dtype | None = None
+) -> Batch:
+    """Understand what a detector was called with: one batch as a loader gives it, or inputs as the model takes them.
+
+    A tensor or an array is an input, and so is what holds none, such as a list of texts.
+
+    Example:
+        >>> x, y = torch.zeros(2, 5), torch.tensor([0, 1])
+        >>> len(called(((x, y),), {}).args), len(called((x, y), {}).args)
+        (1, 2)
+    """
+    if len(args) == 1 and not kwargs and not _is_data(args[0]):
+        (item,) = args
+        holds = isinstance(item, Mapping | tuple | list)
+        if isinstance(item, Batch) or (any(map(_is_data, leaves(item))) if holds else adapter is not None):
+            return unpack(item, adapter, dtype)
+    return Batch(_converted(args, dtype), _converted(kwargs, dtype), None)
 
 
 def batches(
-    loader: Iterable[Any], adapter: Adapter | None = None, device: torch.device | str | None = None
+    loader: Iterable[Any],
+    adapter: Adapter | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[Batch]:
     """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others.
+
+    Args:
+        loader: gives batches.
+        adapter: as for `unpack`.
+        device: where tensors go; None leaves them where they are.
+        dtype: as for `unpack`.
 
     Example:
         >>> [len(batch) for batch in batches([torch.zeros(3, 4), torch.zeros(2, 4)])]
         [3, 2]
     """
-    if isinstance(loader, Tensor | Mapping | str):
+    if isinstance(loader, Tensor | Mapping | str) or is_array(loader):
         raise TypeError(f"a loader gives batches, but {_kind(loader)} came; wrap one batch as [batch]")
     if isinstance(loader, tuple | list) and len(loader) == 2 and _is_pair(*loader):
         raise TypeError("a loader gives batches, but a pair of inputs and labels came; wrap one batch as [(x, y)]")
@@ -156,7 +200,7 @@ def batches(
         )
     last, some = None, False
     for item in loader:
-        last = unpack(item, adapter)
+        last = unpack(item, adapter, dtype)
         if len(last):
             some = True
             yield last if device is None else last.to(device)
@@ -177,20 +221,15 @@ def require_repeatable(loader: Iterable[Any], passes: int) -> None:
         )
 
 
-def _built(inputs: Any, label: Any) -> Batch:
+def _built(inputs: Any, label: Any, dtype: torch.dtype | None) -> Batch:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
-        kwargs = {str(key): value for key, value in inputs.items()}
-    elif isinstance(inputs, Tensor | np.ndarray):
-        args = (inputs,)
-    elif isinstance(inputs, tuple | list):
-        args = tuple(inputs)
+        kwargs = _converted({str(key): value for key, value in inputs.items()}, dtype)
+    elif _is_data(inputs) or isinstance(inputs, tuple | list):
+        args = _converted((inputs,) if _is_data(inputs) else tuple(inputs), dtype)
     else:
-        raise TypeError(f"the model's input must be a tensor, but the loader gave {_kind(inputs)}. {_HELP}")
-    for key, value in (*enumerate(args), *kwargs.items()):
-        if isinstance(value, np.ndarray):
-            raise TypeError(f"input {key!r} is {_kind(value)}; give tensors, for instance with torch.from_numpy")
+        raise TypeError(f"the model's input must be a tensor or an array, but the loader gave {_kind(inputs)}. {_HELP}")
     first = next(leaves((args, kwargs), Tensor), None)
     if first is None:
         raise TypeError(f"the loader gave {_kind(inputs)} without a tensor among the inputs. {_HELP}")
@@ -201,13 +240,22 @@ def _built(inputs: Any, label: Any) -> Batch:
     return Batch(args, kwargs, label)
 
 
+def _is_data(value: Any) -> bool:
+    return isinstance(value, Tensor) or is_array(value)
+
+
 def _is_pair(x: Any, y: Any) -> bool:
     """Whether two items are inputs with their labels rather than two batches, which would have one number of axes."""
-    return isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim > y.ndim > 0 and len(x) == len(y)
+    if isinstance(x, Mapping):
+        return _is_data(y)
+    if not all(_is_data(item) and item.ndim for item in (x, y)) or len(x) != len(y):
+        return False
+    return x.ndim > y.ndim or (x.ndim == y.ndim == 2 and x.shape[1] > 1 == y.shape[1])
 
 
 def _label(label: Any, n: int) -> Tensor:
     try:
+        label = to_tensor(label)
         tensor = label if isinstance(label, Tensor) else torch.as_tensor(label, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
@@ -231,22 +279,27 @@ def leaves(value: Any, kind: type = object) -> Iterator[Any]:
         yield value
 
 
-def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same with every tensor in it changed."""
-    if isinstance(value, Tensor):
+def _converted(value: Any, dtype: torch.dtype | None) -> Any:
+    """The same with every array in it as a tensor."""
+    return _changed(value, lambda array: to_tensor(array, dtype), is_array)
+
+
+def _changed(value: Any, change: Callable[[Any], Tensor], which: Callable[[Any], bool] = torch.is_tensor) -> Any:
+    """The same with every tensor in it changed, or all that `which` says."""
+    if which(value):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _changed(part, change) for key, part in value.items()}
+        return {key: _changed(part, change, which) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_changed(part, change) for part in value))
+        return type(value)(*(_changed(part, change, which) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)(_changed(part, change) for part in value)
+        return type(value)(_changed(part, change, which) for part in value)
     return value
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"a numpy array of shape {value.shape}"
+    if is_array(value):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
         inside = ", ".join(type(part).__name__ for part in value[:5])
         return f"a {type(value).__name__} of {len(value)} ({inside}{', …' if len(value) > 5 else ''})"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import capture
-from .batches import unpack
+from .batches import dtype_of, unpack
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def layers(model: nn.Module, example: Any, *, depth: int | None = None, show: bo
           0    Linear      n×8         8
           1    ReLU        n×8         8
     """
-    batch = unpack(example)
+    batch = unpack(example, dtype=dtype_of(model))
     device = capture.device_of(model)
     if device is not None:
         batch = batch.to(device)
@@ -116,6 +116,30 @@ def layers(model: nn.Module, example: Any, *, depth: int | None = None, show: bo
     if show:
         print(tree)
     return tree
+
+
+def with_names(model: nn.Module, given: Any) -> Any:
+    """The same with dotted names in place of the model's own modules: of one, in a list, or as keys of a mapping.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        >>> with_names(model, model[1]), with_names(model, [model[0], "1"]), with_names(model, {model[1]: 0.5})
+        ('1', ['0', '1'], {'1': 0.5})
+    """
+    if isinstance(given, Mapping):
+        return {with_names(model, key): value for key, value in given.items()}
+    if isinstance(given, tuple | list):
+        return [with_names(model, one) for one in given]
+    if not isinstance(given, nn.Module):
+        return given
+    inner = next(capture.named(given))[1]  # without wrappers
+    for name, module in capture.named(model):
+        if module is inner:
+            return name
+    raise ValueError(
+        f"the layer {type(given).__name__} is not in the model: expected a module of this very {type(model).__name__}, "
+        "not of a copy, or a name. List them with layers(model, example)."
+    )
 
 
 def _depth(name: str) -> int:

@@ -11,13 +11,15 @@ from matplotlib.axes import Axes
 
 from .. import metrics
 from ..metrics import Values
+from ..uncertainty import Uncertainty
 from .style import COLOURS, GREY, INK, INSIDE, array, axes, draw, legend, some, style
 
+Scores = Values | Uncertainty  # of which the epistemic scores are drawn
 _TAIL = 0.01  # share of a group that may fall outside the picture on each side
 
 
 def plot_scores(
-    groups: Mapping[str, Values],
+    groups: Mapping[str, Scores],
     *,
     ax: Axes | None = None,
     threshold: float | None = None,
@@ -30,7 +32,8 @@ def plot_scores(
     density, and the legend gives its share when it is above 2 %.
 
     Args:
-        groups: scores by name, any shape; infinite ones are legal.
+        groups: scores by name, any shape; infinite ones are legal. As in all these pictures, an `Uncertainty` may
+            stand for its epistemic scores.
         ax: where to draw; a new one by default.
         threshold: a score to mark with a line.
         height: `"density"`, or `"peak"` to scale every group to the same height, which keeps a wide group visible
@@ -75,7 +78,7 @@ def plot_scores(
     return ax
 
 
-def plot_roc(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = None) -> Axes:
+def plot_roc(groups: Mapping[str, tuple[Scores, Scores]], *, ax: Axes | None = None) -> Axes:
     """ROC curves, one per name, with the area under each in the legend.
 
     Args:
@@ -99,7 +102,7 @@ def plot_roc(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = N
     return ax
 
 
-def plot_accuracy_rejection(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = None) -> Axes:
+def plot_accuracy_rejection(groups: Mapping[str, tuple[Scores, Values]], *, ax: Axes | None = None) -> Axes:
     """Accuracy against the share of inputs kept, the most uncertain rejected first, with AURC in the legend.
 
     Drawn from 1 % of the inputs on: below that a handful of inputs decides.
@@ -189,7 +192,7 @@ def plot_regression(
 
 def plot_along(
     x: Values,
-    groups: Mapping[str, Values],
+    groups: Mapping[str, Scores],
     *,
     gap: tuple[float, float] | None = None,
     label: str = "epistemic uncertainty, normalised",
@@ -228,7 +231,7 @@ def plot_along(
     return ax
 
 
-def plot_sparsification(groups: Mapping[str, tuple[Values, Values]], *, ax: Axes | None = None) -> Axes:
+def plot_sparsification(groups: Mapping[str, tuple[Scores, Values]], *, ax: Axes | None = None) -> Axes:
     """Error of the rest against the share removed, the most uncertain first, with AUSE in the legend.
 
     Errors are relative to that of all inputs. The oracle, which removes the largest errors first, is dotted: once in

@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..metrics import Values, as_scores
-
-T = TypeVar("T")
+from ..uncertainty import Uncertainty
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; their yellow is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -121,12 +120,18 @@ def array(values: Values, name: str) -> np.ndarray:
     return as_scores(values, repr(name)).flatten().cpu().numpy()
 
 
-def some(groups: Mapping[str, T]) -> Mapping[str, T]:
-    """The groups themselves, if there are any."""
+def some(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups themselves, if there are any; of an `Uncertainty`, alone or in a pair, the epistemic scores."""
     if not isinstance(groups, Mapping):
         raise TypeError(
             f"expected a mapping from names to what is drawn, such as {{'test': ...}}, not {type(groups).__name__}."
         )
     if not groups:
         raise ValueError("groups is empty: give at least one name with its data.")
-    return groups
+    return {name: _scores(data) for name, data in groups.items()}
+
+
+def _scores(data: Any) -> Any:
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return tuple(map(_scores, data))
+    return data.epistemic if isinstance(data, Uncertainty) else data

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..model import capture
-from ..model.batches import unpack
+from ..model.batches import dtype_of, unpack
 from .decoders import DenseDecoder, ResidualDecoder
 
 
@@ -162,7 +162,7 @@ def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None 
         >>> [(linear.in_features, linear.out_features) for linear in mirror(model, "2", torch.zeros(3, 8)).linear]
         [(4, 6), (6, 8)]
     """
-    batch = unpack(example)
+    batch = unpack(example, dtype=dtype_of(model))
     device = capture.device_of(model)
     batch = batch if device is None else batch.to(device)
     x = next((value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from ..extract import Features, Reading, Unseen
@@ -24,19 +25,18 @@ class Kept:
     They are spread over all batches, as those of one class may come together and differ from the others by more.
 
     Example:
-        >>> import torch
         >>> kept = Kept([torch.zeros(80, 2), torch.zeros(80, 2)])
         >>> [len(batch) for batch in kept], [len(batch) for batch in kept.batches]
         ([80, 80], [40, 40])
     """
 
-    def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None) -> None:
-        self.loader, self.unpack = loader, unpack
+    def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None, dtype: torch.dtype | None = None) -> None:
+        self.loader, self.unpack, self.dtype = loader, unpack, dtype
         self.batches: list[Batch] = []
 
     def __iter__(self) -> Iterator[Batch]:
         self.batches, every = [], 1
-        for place, batch in enumerate(batches(self.loader, self.unpack)):
+        for place, batch in enumerate(batches(self.loader, self.unpack, dtype=self.dtype)):
             if place % every == 0 and len(batch):
                 each = sum(tensor.nbytes for tensor in leaves((batch.args, batch.kwargs), Tensor)) // len(batch)
                 room = max(1, min(INPUTS, BYTES // max(each, 1)))

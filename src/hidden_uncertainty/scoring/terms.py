@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from ..extract import OUTPUTS, Features, Lattice, Source
 from ..io import Unusable, name_of, register
+from ..model.layers import with_names
 from ..reduce import How, Reduce
 
-Layers = str | Sequence[str] | Mapping[str, Reduce]
+Layers = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, Reduce] | Mapping[nn.Module, Reduce]
 
 
 class Scores(NamedTuple):
@@ -163,29 +164,35 @@ def by_name(terms: Sequence[Term]) -> dict[str, Term]:
     return named
 
 
-def chosen_layers(layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512) -> dict[str, Reduce]:
+def chosen_layers(
+    model: nn.Module, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
+) -> dict[str, Reduce]:
     """How each layer is reduced, by name.
 
     Args:
-        layers: the name of a layer, several, or a mapping from names to how each is reduced.
+        model: the network.
+        layers: the name of a layer or the layer itself, several, or a mapping from them to how each is reduced.
         reduce: how, for layers that do not say it themselves.
         max_dim: the most dimensions, where `reduce` does not say it itself.
 
     Example:
-        >>> chosen_layers(["conv", "fc"], "channels")["conv"].how
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> chosen_layers(model, ["0", model[1]], "channels")["1"].how
         'channels'
     """
-    if isinstance(layers, str):
-        layers = [layers]
-    if isinstance(layers, Mapping):
-        chosen = dict(layers)
-    elif not isinstance(layers, Iterable):
-        raise TypeError(f"layers takes the name of a layer, such as '0', or several, not {layers!r}.")
+    names = with_names(model, layers)
+    if isinstance(names, str):
+        names = [names]
+    if isinstance(names, Mapping):
+        chosen = dict(names)
+    elif not isinstance(names, Iterable):
+        raise TypeError(f"layers takes the name of a layer, such as '0', or several, not {names!r}.")
     else:
         default = reduce if isinstance(reduce, Reduce) else Reduce(reduce, max_dim=max_dim)
-        chosen = dict.fromkeys(layers, default)
-        if len(chosen) != len(layers):
-            raise ValueError(f"a layer is named twice in {list(layers)}.")
+        names = list(names)
+        chosen = dict.fromkeys(names, default)
+        if len(chosen) != len(names):
+            raise ValueError(f"a layer is named twice in {names}.")
     for name, how in chosen.items():
         if not isinstance(name, str):
             raise TypeError(f"the name of a layer is text, such as '0', not {name!r}.")

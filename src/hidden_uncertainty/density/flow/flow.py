@@ -156,6 +156,7 @@ class ConditionalFlow(Density):
             support: predictions (m,) where they are numbers or classes, (m, q), or (n, m, q) with separate points
                 for every row.
         """
+        z, support = self._tensors(z, support)
         return self.given(z)(support)
 
     def given(self, z: Tensor) -> Callable[..., Tensor]:

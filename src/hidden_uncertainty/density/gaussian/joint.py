@@ -162,6 +162,7 @@ class JointMixture(Density):
             z: activations.
             support: predictions (m,) where they are numbers, (m, q), or (n, m, q) with separate points for every row.
         """
+        z, support = self._tensors(z, support)
         return self.given(z)(support)
 
     @precise

@@ -155,6 +155,7 @@ class GaussianMixture(Density):
     @precise
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
+        z, support = self._tensors(z, support)
         self._check(z, "n")
         x = saturate(z, self.mean.dtype) - self.center
         if self._steep:

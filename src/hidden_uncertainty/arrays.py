@@ -1,0 +1,45 @@
+"""Numpy arrays, and what turns itself into one (pandas, polars), as tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def is_array(value: Any) -> bool:
+    """Whether `to_tensor` makes a tensor of it: a numpy array, or a frame or series with `to_numpy()`."""
+    return isinstance(value, np.ndarray) or (hasattr(value, "to_numpy") and not isinstance(value, type))
+
+
+def to_tensor(value: Any, dtype: torch.dtype | None = None) -> Any:
+    """An array as a tensor of its own memory; whatever is no array is returned as it is.
+
+    Args:
+        value: an array, or anything else.
+        dtype: of arrays in floating point, None as they are; whole numbers and booleans stay what they are.
+
+    Example:
+        >>> to_tensor(np.array([0.5, 2.0]), torch.float32), to_tensor(np.array([3]), torch.float32)
+        (tensor([0.5000, 2.0000]), tensor([3]))
+    """
+    if not is_array(value):
+        return value
+    array = value if isinstance(value, np.ndarray) else value.to_numpy()
+    try:
+        # A copy: torch warns of read-only arrays, and refuses negative strides and bytes in another order.
+        tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise TypeError(
+            f"{type(value).__name__} of shape {array.shape} holds {array.dtype}, which no tensor can: convert it to "
+            "numbers first, for instance with .astype('float32')."
+        ) from error
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+def to_array(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array of its own memory; bfloat16, which numpy does not have, as float32."""
+    plain = tensor.detach().cpu()
+    return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
