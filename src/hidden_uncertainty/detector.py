@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import io
 from .abilities import require
-from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen
+from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
 from .model.batches import Adapter, Batch
 from .model.capture import device_of
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -50,7 +50,7 @@ class Detector:
     never changed, moved or saved.
 
     Args:
-        model: any trained `nn.Module`.
+        model: any trained `nn.Module`; None to fit and score features alone (`Features.from_arrays`).
         terms: what is read, and by which methods it is scored.
         combine: how the terms' epistemic scores become one: `"last"` takes the last term's; `"mean"` averages them,
             each standardised by its mean and deviation on training data; a mapping from names to weights takes the
@@ -85,7 +85,7 @@ class Detector:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         terms: Sequence[Term],
         *,
         combine: Combine | str = "last",
@@ -109,9 +109,11 @@ class Detector:
         self.condition, self.pixels, self.seed, self.progress = condition, pixels, io.plain(seed), progress
         self._combination = Combination(self.combine, self.layers)
         self._fits = self._combination.learns or any(term.method.fits for term in terms)
-        if reader is None:
+        options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack}
+        if model is None:
+            reader = reader or NoReader(**options)
+        elif reader is None:
             sources = {name: term.source for name, term in self.terms.items()}
-            options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack}
             options["seed"] = self.seed
             if pixels is not None:
                 options |= {"pixels": pixels, "condition": condition, "grid_of": self._combination.leading}
@@ -320,7 +322,7 @@ class Detector:
     def load(
         cls,
         path: str | PathLike[str],
-        model: nn.Module,
+        model: nn.Module | None,
         *,
         device: torch.device | str | None = None,
         unpack: Adapter | None = None,
@@ -330,7 +332,7 @@ class Detector:
 
         Args:
             path: the file.
-            model: the network it was fitted for.
+            model: the network it was fitted for; None where it had none.
             device: where to put what was fitted; None is where the model is.
             unpack: as for the class; functions are not saved.
             progress: as for the class.
