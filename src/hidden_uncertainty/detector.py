@@ -15,7 +15,18 @@ from torch import Tensor, nn
 
 from . import io
 from .abilities import require
-from .extract import AsIs, Extractor, Features, PixelExtractor, Pixels, Reader, Reading, Unseen, require_sources
+from .extract import (
+    AsIs,
+    Extractor,
+    Features,
+    NoReader,
+    PixelExtractor,
+    Pixels,
+    Reader,
+    Reading,
+    Unseen,
+    require_sources,
+)
 from .model.batches import Adapter, Batch, dtype_of
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -34,29 +45,22 @@ from .uncertainty import Uncertainty
 _lock = threading.Lock()  # held while what was fitted is replaced
 
 
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Detector:
     """Scores inputs of a trained network by terms that read its layers or outputs.
 
-    `LatentDensity` and all of `hidden_uncertainty.baselines` are detectors. The model is referenced, not owned: it is
-    never changed, moved or saved.
+    `LatentDensity` and all of `baselines` are detectors. The model is never changed, moved or saved.
 
     Args:
-        model: any trained `nn.Module`.
+        model: any trained `nn.Module`; None to fit and score features alone (`Features.from_arrays`).
         terms: what is read, and by which methods it is scored.
         combine: how the terms' epistemic scores become one: `"last"` takes the last term's; `"mean"` averages them,
             each standardised by its mean and deviation on training data; a mapping from names to weights takes the
             weighted sum of the scores as they are; `"fisher"` adds up how rare each is (see `Combination`). What is
-            not combined, such as the aleatoric score, is that of the last term that counts. Each term's own scores are
-            in `u.layers`.
+            not combined, such as the aleatoric score, is that of the last term that counts.
         condition: fit given the network's predictions, as in the paper, or given the labels.
         task: what the network predicts, `"classification"`, `"regression"`, or a task that says more; None infers it
             where the outputs leave no doubt, and logs it.
@@ -85,7 +89,7 @@ class Detector:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         terms: Sequence[Term],
         *,
         combine: Combine | str = "last",
@@ -109,9 +113,11 @@ class Detector:
         self.condition, self.pixels, self.seed, self.progress = condition, pixels, io.plain(seed), progress
         self._combination = Combination(self.combine, self.layers)
         self._fits = self._combination.learns or any(term.method.fits for term in terms)
-        if reader is None:
+        options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack}
+        if model is None:
+            reader = reader or NoReader(**options)
+        elif reader is None:
             sources = {name: term.source for name, term in self.terms.items()}
-            options: dict[str, Any] = {"task": as_task(task, output), "output": output, "unpack": unpack}
             options["seed"] = self.seed
             if pixels is not None:
                 options |= {"pixels": pixels, "condition": condition, "grid_of": self._combination.leading}
@@ -196,10 +202,9 @@ class Detector:
         return self
 
     def extract(self, loader: Iterable[Any]) -> Features:
-        """Run the network over a loader and keep its reduced activations, to fit or score methods without it.
+        """Run the network over a loader and keep its activations, reduced as fitted, or as this loader asks for.
 
-        For pixels, these are rows drawn as for a fit. Layers are reduced as fitted; if nothing is fitted yet,
-        reductions are fitted to this loader and kept.
+        For pixels, these are rows drawn as for a fit.
         """
         require(self, "features")
         with bars(self.progress), self.reader.tentative():
@@ -321,7 +326,7 @@ class Detector:
     def load(
         cls,
         path: str | PathLike[str],
-        model: nn.Module,
+        model: nn.Module | None,
         *,
         device: torch.device | str | None = None,
         unpack: Adapter | None = None,
@@ -331,7 +336,7 @@ class Detector:
 
         Args:
             path: the file.
-            model: the network it was fitted for.
+            model: the network it was fitted for; None where it had none.
             device: where to put what was fitted; None is where the model is.
             unpack: as for the class; functions are not saved.
             progress: as for the class.

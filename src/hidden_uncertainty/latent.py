@@ -46,7 +46,7 @@ class LatentDensity(Detector):
     moved or saved.
 
     Args:
-        model: any trained `nn.Module`.
+        model: any trained `nn.Module`; None to fit and score features alone (`Features.from_arrays`).
         layers: the dotted name of a layer, or the layer itself, several of them, or a mapping from them to how each is
             reduced (`Reduce`). List them with `layers(model, example)`. `"auto"` chooses them at the fit: for classes,
             what the last layer reads, brought to length one, two layers before it, and the outputs; for numbers, what
@@ -87,7 +87,7 @@ class LatentDensity(Detector):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         layers: Layers | Literal["auto"] = "auto",
         density: Density | Mapping[str, Density] | Mapping[nn.Module, Density] | None = None,
         *,
@@ -110,7 +110,7 @@ class LatentDensity(Detector):
         options: dict[str, Any] = {"task": task, "output": output, "unpack": unpack, "seed": seed, "progress": progress}
         options |= {"condition": condition, "pixels": pixels}
         if isinstance(layers, str) and layers == "auto":
-            _check_auto(density, reduce, pixels)
+            _check_auto(model, density, reduce, pixels)
             self._auto = {"density": density, "max_dim": max_dim, "marginal": marginal, "combine": combine}
             # Until the network has run, no more is known than that it has outputs.
             super().__init__(model, [Term(GENMethod(), name="auto"), Term(GENMethod())], combine="fisher", **options)
@@ -253,7 +253,11 @@ def suggest(
     return Choices(choose_layers(model, first.clone(), output))
 
 
-def _check_auto(density: Any, reduce: Any, pixels: Any) -> None:
+def _check_auto(model: Any, density: Any, reduce: Any, pixels: Any) -> None:
+    if model is None:
+        raise ValueError(
+            "without a network there are no layers to choose from: name the array, LatentDensity(None, 'z')."
+        )
     if pixels is not None:
         raise ValueError(
             "layers='auto' is for whole inputs: with pixels=, name a layer. List them with layers(model, example)."
@@ -292,7 +296,7 @@ def _densities_of(terms: Mapping[str, Any]) -> dict[str, DensityMethod]:
 
 
 def _densities(
-    model: nn.Module, density: Density | Mapping[Any, Density] | None, layers: Mapping[str, Reduce]
+    model: nn.Module | None, density: Density | Mapping[Any, Density] | None, layers: Mapping[str, Reduce]
 ) -> dict[str, Density | None]:
     """The density of each layer, by name: copies, of which each is fitted to its own layer."""
     if density is None or isinstance(density, Density):

@@ -76,7 +76,7 @@ def test_faiss_is_asked_for_by_name(trained, monkeypatch):
 def test_several_layers_are_standardised_without_meeting_themselves(trained, data):
     method = NearestNeighbours(trained, ["body.0", "hidden"], k=1, normalise=False).fit(data["train"])
     assert all(
-        standard.mean > 0 for standard in method.head.combination.standard.values()
+        standard.mean > 0 for standard in method.head.combination.learnt.values()
     )  # each row is its own nearest, at 0
     u, far = method.predict(data["test"]), method(data["far"])
     assert abs(u.epistemic.mean()) < 0.5 and 0.3 < u.epistemic.std() < 3

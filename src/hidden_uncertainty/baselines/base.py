@@ -95,7 +95,7 @@ class LayerDetector(Detector):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         layers: Layers,
         method: Method,
         *,

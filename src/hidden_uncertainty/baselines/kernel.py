@@ -180,7 +180,7 @@ class KernelDensity(LayerDetector):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         layers: Layers,
         *,
         how: Kind = "ratio",
@@ -231,7 +231,7 @@ class Credibility(LayerDetector):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         layers: Layers,
         *,
         condition: Condition = "label",

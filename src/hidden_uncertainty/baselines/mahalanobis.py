@@ -103,7 +103,7 @@ class Mahalanobis(LayerDetector):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         layers: Layers,
         *,
         condition: Condition = "prediction",
@@ -246,7 +246,7 @@ class RelativeMahalanobis(Mahalanobis):
 
 
 def one_gaussian_per_class(
-    model: nn.Module,
+    model: nn.Module | None,
     layers: Layers,
     *,
     shrinkage: Shrinkage | Literal["auto"] | None = "auto",

@@ -225,7 +225,7 @@ class NearestNeighbours(LayerDetector):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         layers: Layers,
         *,
         k: int = 50,

@@ -34,7 +34,7 @@ class OutputDetector(Detector):
         options: see `OutputOptions`; the task is `"classification"` or None.
     """
 
-    def __init__(self, model: nn.Module, method: OutputMethod, **options: Unpack[OutputOptions]) -> None:
+    def __init__(self, model: nn.Module | None, method: OutputMethod, **options: Unpack[OutputOptions]) -> None:
         check_options(self, options, OutputOptions)
         task, output, logits = options.pop("task", None), options.pop("output", None), options.pop("logits", True)
         known = read_as(task, output, logits) or Classification(output, logits=logits)
@@ -61,7 +61,7 @@ class SoftmaxEntropy(OutputDetector):
         tensor([0.6931, 0.0012])
     """
 
-    def __init__(self, model: nn.Module, **options: Unpack[OutputOptions]) -> None:
+    def __init__(self, model: nn.Module | None, **options: Unpack[OutputOptions]) -> None:
         super().__init__(model, EntropyMethod(), **options)
 
 
@@ -77,7 +77,7 @@ class MaxProbability(OutputDetector):
         tensor([0.5000, 0.1192])
     """
 
-    def __init__(self, model: nn.Module, **options: Unpack[OutputOptions]) -> None:
+    def __init__(self, model: nn.Module | None, **options: Unpack[OutputOptions]) -> None:
         super().__init__(model, ProbabilityMethod(), **options)
 
 
@@ -97,7 +97,7 @@ class Energy(OutputDetector):
         tensor([-0.6931, -9.0001])
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float = 1.0, **options: Unpack[OutputOptions]) -> None:
+    def __init__(self, model: nn.Module | None, *, temperature: float = 1.0, **options: Unpack[OutputOptions]) -> None:
         if "logits" in options:
             raise TypeError("Energy takes no argument 'logits': it is for networks that return logits.")
         super().__init__(model, EnergyMethod(temperature), **options)
@@ -123,7 +123,7 @@ class GEN(OutputDetector):
     """
 
     def __init__(
-        self, model: nn.Module, *, gamma: float = 0.1, largest: int = 100, **options: Unpack[OutputOptions]
+        self, model: nn.Module | None, *, gamma: float = 0.1, largest: int = 100, **options: Unpack[OutputOptions]
     ) -> None:
         super().__init__(model, GENMethod(gamma, largest), **options)
 

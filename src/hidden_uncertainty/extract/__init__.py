@@ -1,7 +1,7 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
-from .extractor import OUTPUTS, AsIs, Extractor, Reader, Source, require_sources
-from .features import Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
+from .extractor import Extractor, NoNetwork, NoReader, Reader, Source, require_sources
+from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
 from .grid import Grid
 from .pixel_extractor import Later, PixelExtractor, label_maps
 from .pixels import Pixels
@@ -15,6 +15,8 @@ __all__ = [
     "Grid",
     "Later",
     "Lattice",
+    "NoNetwork",
+    "NoReader",
     "PixelExtractor",
     "Pixels",
     "Population",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from ..notes import note
 from ..progress import progress_bar
 from ..reduce import Reduce, Reduction, ReductionFit
 from .checks import check_count, check_padding, refuse, refuse_rows
-from .features import Features, Reading, Rows, Unseen
+from .features import AsIs, Features, Reading, Rows, Unseen
 from .pixels import Pixels
 
 Read = Callable[[Tensor], Any]
-OUTPUTS = "outputs"  # the name of a term that reads the network's own outputs
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,6 @@ class Source:
             return self.layer is None and isinstance(reduction, AsIs)
         theirs = reduction.reduce
         return (self.layer, self.reduce.read, self.reduce.select) == (reduction.layer, theirs.read, theirs.select)
-
-
-class AsIs(Reduction):
-    """What is read of the network's outputs, which are never reduced."""
-
-    def __init__(self) -> None:
-        super().__init__(Reduce(max_dim=None), OUTPUTS, ())
-
-    def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The outputs as they are."""
-        return activation, None
 
 
 def require_sources(features: Features, sources: Mapping[str, Source]) -> None:
@@ -165,6 +153,25 @@ class Reader:
             self._compared = True
             warn_of_others(self.task, output)
         return self.task
+
+
+class NoNetwork(nn.Module):
+    """Stands for the model of a detector that has none."""
+
+
+class NoReader(Reader):
+    """Reads nothing, for detectors without a network, which take features alone."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(NoNetwork(), **options)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            "this detector was built without a network, so it takes features, not inputs: call fit_features and "
+            "predict_features with Features.from_arrays(z, prediction), or build it with the model."
+        )
+
+    batches = fit = extract = unseen = reading = _refuse
 
 
 class Extractor(Reader):

@@ -6,12 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..model.tasks import Condition, Prediction, Task
-from ..reduce import Reduction
+from ..model.tasks import Classification, Condition, Prediction, Regression, Task
+from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
+from .checks import refuse
+
+OUTPUTS = "outputs"  # the name of a term that reads the network's own outputs
 
 
 class Axis(NamedTuple):
@@ -132,11 +136,23 @@ class Population(NamedTuple):
     condition: Condition  # whether these are predictions or labels
 
 
+class AsIs(Reduction):
+    """What is read of the network's outputs, which are never reduced."""
+
+    def __init__(self) -> None:
+        super().__init__(Reduce(max_dim=None), OUTPUTS, ())
+
+    def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The outputs as they are."""
+        return activation, None
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Features:
     """What methods are fitted to: the reduced activations of each layer, with the network's predictions.
 
-    Made by `Detector.extract`, so that the network runs once for as many methods as one wants to try.
+    Made by `Detector.extract`, so that the network runs once for as many methods as one wants to try; or by
+    `Features.from_arrays`, without any network.
 
     Args:
         z: reduced activations of each layer, (n, d); of a method that reads the network's outputs, under `"outputs"`.
@@ -159,6 +175,55 @@ class Features:
     classes: int | None = None
     variance: Tensor | None = None
     population: Population | None = None
+
+    @classmethod
+    def from_arrays(cls, z: Any, prediction: Any, label: Any = None) -> Self:
+        """Features that come from elsewhere, for a detector without a network: `LatentDensity(None, "z")`.
+
+        Args:
+            z: an array or tensor (n, d), which is called `"z"`; or a mapping from names to such. They are taken as they
+                are. Logits or log-probabilities (n, C) under `"outputs"` are for methods that read outputs.
+            prediction: whole-numbered classes (n,), from 0; or numbers in floating point, (n,) or (n, q).
+            label: what is true, alike.
+
+        Example:
+            >>> rng = np.random.default_rng(0)
+            >>> x, y = rng.normal(size=(500, 3)), np.arange(500) % 2
+            >>> features = Features.from_arrays(x + 5 * y[:, None], y)
+            >>> features
+            Features of 500 inputs ('z' 3-d)
+            >>> from hidden_uncertainty import LatentDensity
+            >>> LatentDensity(None, "z").fit_features(features).predict_features(features[:4]).epistemic.shape
+            torch.Size([4])
+        """
+        values, true = _tensor("prediction", prediction), None if label is None else _tensor("label", label)
+        arrays = {name: _tensor(name, part) for name, part in (z if isinstance(z, Mapping) else {"z": z}).items()}
+        numbers, rows = values.is_floating_point(), len(values)
+        if values.dim() not in ((1, 2) if numbers else (1,)) or (not numbers and bool((values < 0).any())):
+            raise ValueError(
+                "prediction takes classes (n,), whole numbers from 0, or numbers in floating point, (n,) or (n, q), "
+                f"not {values.dtype} {tuple(values.shape)} with {values.flatten().sort().values[:3].tolist()}."
+            )
+        if true is not None and len(true) != rows:
+            raise ValueError(f"expected a label for each of {rows:,} predictions, got {len(true):,}.")
+        for name, part in arrays.items():
+            if part.dim() != 2 or len(part) != rows:
+                raise ValueError(f"expected {name!r} of shape ({rows}, d), as prediction, got {tuple(part.shape)}.")
+            if name != OUTPUTS and not bool(part.isfinite().all()):  # a class may be ruled out by -inf
+                refuse(f"{name!r} has NaN or infinity", ~part.isfinite(), None)
+        whole = [part for part in (values, true) if part is not None and len(part) and not part.is_floating_point()]
+        return cls(
+            z={name: part if part.is_floating_point() else part.float() for name, part in arrays.items()},
+            residual=dict.fromkeys(arrays),
+            prediction=values.squeeze(1) if values.shape[1:] == (1,) else values,
+            task=Regression() if numbers else Classification(),
+            reductions={
+                name: AsIs() if name == OUTPUTS else Reduction(Reduce(max_dim=None), name, tuple(part.shape[1:]))
+                for name, part in arrays.items()
+            },
+            label=true,
+            classes=None if numbers else max((int(part.max()) + 1 for part in whole), default=0),
+        )
 
     def __len__(self) -> int:
         return len(self.prediction)
@@ -205,9 +270,22 @@ class Features:
         if other:
             raise ValueError(
                 f"the features of layer {other} were reduced otherwise than those that were fitted to: extract both "
-                "with the same detector."
+                "with the same detector, or give arrays of the same width."
             )
 
     def __repr__(self) -> str:
         widths = ", ".join(f"{name!r} {z.shape[1]}-d" for name, z in self.z.items())
         return f"Features of {len(self):,} {'inputs' if self.population is None else 'pixels'} ({widths})"
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    """A copy of an array, or anything that numpy reads as one; of a tensor, the tensor."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.array(values, order="C")
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise TypeError(
+            f"expected an array of numbers as {name!r}, got {array.dtype} of shape {array.shape}; names of classes "
+            "become numbers by np.unique(names, return_inverse=True)[1]."
+        )
+    return torch.from_numpy(array.astype("int64") if array.dtype.kind in "biu" else array)

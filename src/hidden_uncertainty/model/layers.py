@@ -118,7 +118,7 @@ def layers(model: nn.Module, example: Any, *, depth: int | None = None, show: bo
     return tree
 
 
-def with_names(model: nn.Module, given: Any) -> Any:
+def with_names(model: nn.Module | None, given: Any) -> Any:
     """The same with dotted names in place of the model's own modules: of one, in a list, or as keys of a mapping.
 
     Example:
@@ -133,7 +133,7 @@ def with_names(model: nn.Module, given: Any) -> Any:
     if not isinstance(given, nn.Module):
         return given
     inner = next(capture.named(given))[1]  # without wrappers
-    for name, module in capture.named(model):
+    for name, module in () if model is None else capture.named(model):
         if module is inner:
             return name
     raise ValueError(

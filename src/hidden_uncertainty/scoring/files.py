@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import io
-from ..extract import Pixels
+from ..extract import NoNetwork, Pixels
 from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
@@ -43,7 +43,12 @@ def save(detector: Any, fitted: Fitted, path: str | PathLike[str]) -> None:
 
 
 def load(
-    cls: Any, base: Any, path: str | PathLike[str], model: nn.Module, device: torch.device | str | None, **options: Any
+    cls: Any,
+    base: Any,
+    path: str | PathLike[str],
+    model: nn.Module | None,
+    device: torch.device | str | None,
+    **options: Any,
 ) -> tuple[Any, Fitted]:
     """Read a detector, as `Detector.load`, and what it had fitted.
 
@@ -56,10 +61,11 @@ def load(
         options: arguments of `base` that are not saved.
     """
     header, tensors = io.read(path)
-    find(model, [])  # raises unless it is a module
+    network = NoNetwork() if model is None else model
+    find(network, [])  # raises unless it is a module
     with io.blaming(path):
         header, tensors = _convert(header, tensors)
-        check_same(model, header["model"], tensors.pop("weights"), path)
+        check_same(network, header["model"], tensors.pop("weights"), path)
         known = next((base.kinds[name] for name in header["kinds"] if name in base.kinds), base)
         own = issubclass(cls, known) and not cls.__module__.startswith("hidden_uncertainty.")  # a class of the user's
         if not issubclass(known, cls) and not own:
@@ -80,7 +86,7 @@ def load(
             seed=header["seed"],
             **options,
         )
-    fitted.head.to(device or device_of(model) or "cpu")
+    fitted.head.to(device or device_of(network) or "cpu")
     return detector, fitted
 
 

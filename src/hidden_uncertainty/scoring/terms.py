@@ -165,12 +165,12 @@ def by_name(terms: Sequence[Term]) -> dict[str, Term]:
 
 
 def chosen_layers(
-    model: nn.Module, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
+    model: nn.Module | None, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
 ) -> dict[str, Reduce]:
     """How each layer is reduced, by name.
 
     Args:
-        model: the network.
+        model: the network, or None where there is none.
         layers: the name of a layer or the layer itself, several, or a mapping from them to how each is reduced.
         reduce: how, for layers that do not say it themselves.
         max_dim: the most dimensions, where `reduce` does not say it itself.
