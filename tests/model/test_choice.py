@@ -145,16 +145,20 @@ def test_which_token_and_how_wide() -> None:
     assert (choice.how, choice.token, choice.width) == ("token", -1, 8)
 
 
-def test_tokens_are_not_averaged_where_some_are_padding() -> None:
+@pytest.mark.parametrize(
+    ("mask", "size", "offered"), [("attention_mask", 7, True), ("attention_mask", 6, False), ("mask", 7, False)]
+)
+def test_tokens_are_averaged_where_the_mask_of_their_padding_is_found(mask: str, size: int, offered: bool) -> None:
     model = Made(
-        lambda m, input_ids, attention_mask: m.fc(m.body(m.words(input_ids))[:, 0]),
+        lambda m, input_ids, **_: m.fc(m.body(m.words(input_ids))[:, 0]),
         words=nn.Embedding(9, 8),
         body=encoder(),
         fc=nn.Linear(8, 3),
     )
     words = torch.randint(0, 9, (4, 7))
-    batch = Batch((), {"input_ids": words, "attention_mask": torch.ones_like(words)}, None)
-    assert found(choose_layers(model.eval(), batch)) == [("fc", "input", "flatten")]
+    choices = choose_layers(model.eval(), Batch((), {"input_ids": words, mask: torch.ones(4, size)}, None))
+    assert choices[-1][:3] == ("fc", "input", "flatten")
+    assert [choice.how for choice in choices[:-1]] == ["tokens"] * (2 * offered)
 
 
 def test_a_head_that_is_called_twice_is_not_read() -> None:

@@ -1,5 +1,6 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
+from .activations import activation_of
 from .extractor import OUTPUTS, AsIs, Extractor, Reader, Source
 from .features import Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
 from .grid import Grid
@@ -24,5 +25,6 @@ __all__ = [
     "Rows",
     "Source",
     "Unseen",
+    "activation_of",
     "label_maps",
 ]

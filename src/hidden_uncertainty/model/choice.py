@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from . import capture
 from .batches import Batch
+from .selection import select
 
 SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
 MOST = 0.8  # a part of the network that has more than this share of them is looked into
@@ -88,18 +89,17 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
     calls, result = _watch(model, batch)
     often = Counter(call.name for call in calls)
     once = [call for call in calls if often[call.name] == 1]
-    scores = capture.select(result, output, "the network", "output")
+    scores = select(result, output, "the network", "output")
     head, choice = _head([call for call in once if call.weighted], scores)
     before = calls[: next(i for i, call in enumerate(calls) if call is head)]
     total = sum(call.weighted for call in before) + (choice.read == "output")
-    padded = any("mask" in name for name in batch.kwargs)  # a mean over tokens would count padding
     names = _level(model, [call.name for call in before if call.weighted])
     others = [
         call
         for call in before
         if call.name in names and call in once and 0 < call.done < total and _readable(call.given, len(scores))
     ]
-    others = [call for call in others if not (padded and _view(call).how == "tokens")]
+    others = [call for call in others if not _counts_padding(call, batch)]
     found: list[_Call] = []
     for share in SHARES:
         left = [call for call in others if all(call.done != other.done for other in found)]
@@ -236,6 +236,13 @@ def _view(call: _Call) -> View:
     if call.given.ndim == 2:
         return View("flatten")
     return View("channels" if call.before is not None and issubclass(call.before, _ConvNd) else "tokens")
+
+
+def _counts_padding(call: _Call, batch: Batch) -> bool:
+    """Whether a mean over tokens may count padding: there is a mask, but not the one that reductions find."""
+    if call.given is None or _view(call).how != "tokens" or not any("mask" in name for name in batch.kwargs):
+        return False
+    return getattr(batch.kwargs.get("attention_mask"), "shape", None) != call.given.shape[:-1]
 
 
 def _width(tensor: Tensor, view: View) -> int:
