@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce
+from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce
 from hidden_uncertainty.baselines import Mahalanobis
 from hidden_uncertainty.extract import activation_of
 from hidden_uncertainty.model.batches import Batch
@@ -265,3 +266,30 @@ def test_what_is_read_of_a_recurrent_layer(kind: Any) -> None:
         read(Reduce(batch_axis=7), output, x)
     with pytest.raises(ValueError, match=r"read at token -1, which for some inputs is padding.*pool='last'"):
         read(Reduce("token", token=-1), output, x)
+
+
+def test_a_file_keeps_what_is_read(tmp_path: Path) -> None:
+    reduce = Reduce("tokens", select=(1, 0), batch_axis=1, pool="last", mask=None)
+    detector = recurrent(reduce, nn.LSTM, packed=True, num_layers=2)
+    detector.save(tmp_path / "detector")
+    again = LatentDensity.load(tmp_path / "detector", detector.model)
+    some = padded(texts(20, 4))
+    assert again.terms["rnn"].reduce == reduce
+    assert again(**some).epistemic.equal(detector(**some).epistemic)
+
+
+def test_places_of_pixels_are_not_pooled() -> None:
+    class Maps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Tanh()
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.body(x).permute(0, 3, 1, 2)
+
+    x = torch.randn(8, 6, 6, 3, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(6) < torch.randint(2, 7, (8, 6, 1), generator=torch.Generator().manual_seed(1))
+    detector = LatentDensity(Maps(), "body", PLAIN, reduce="tokens", pixels=Pixels(), task="classification")
+    detector.fit([{"x": x, "attention_mask": torch.ones_like(mask)}])
+    whole, some = (detector(x=x, attention_mask=part).epistemic for part in (torch.ones_like(mask), mask))
+    assert some.equal(whole) and some.unique().numel() > 100

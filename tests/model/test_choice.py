@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hidden_uncertainty import suggest
 from hidden_uncertainty.model.batches import Batch
-from hidden_uncertainty.model.choice import Choice, choose_layers
+from hidden_uncertainty.model.choice import Choice, Choices, choose_layers
 
 
 class Made(nn.Module):
@@ -142,7 +142,23 @@ def test_which_token_and_how_wide() -> None:
     torch.manual_seed(0)
     model = Made(lambda m, x: m.fc(m.body(x))[:, -1], body=nn.Linear(6, 8), fc=nn.Linear(8, 3))
     choice = choose_layers(model, Batch((torch.randn(4, 7, 6),), {}, None))[-1]
-    assert (choice.how, choice.token, choice.width) == ("token", -1, 8)
+    assert (choice.how, choice.pool, choice.width) == ("tokens", "last", 8)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_last_real_token_whatever_the_padding_of_the_first_batch(padded: bool) -> None:
+    torch.manual_seed(0)
+
+    def call(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        scores = m.score(m.body(m.words(input_ids)))
+        return scores[torch.arange(len(scores)), (attention_mask * torch.arange(7)).argmax(1)]
+
+    model = Made(call, words=nn.Embedding(9, 8), body=nn.Linear(8, 8), score=nn.Linear(8, 3))
+    sizes = torch.tensor([[7], [3], [5], [7]]) if padded else torch.full((4, 1), 7)
+    mask = (torch.arange(7) < sizes).long()
+    choices = choose_layers(model, Batch((), {"input_ids": torch.randint(9, (4, 7)), "attention_mask": mask}, None))
+    assert choices[-1][:4] == ("score", "input", "tokens", "last")
+    assert str(Choices(choices)).splitlines()[-1].split()[:3] == ["score", "input", "last"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from .selection import select
 SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
 MOST = 0.8  # a part of the network that has more than this share of them is looked into
 How = Literal["flatten", "channels", "tokens", "token"]
+Pool = Literal["mean", "last"]
 
 
 class Choice(NamedTuple):
@@ -26,7 +27,7 @@ class Choice(NamedTuple):
     layer: str
     read: Literal["input", "output"]
     how: How
-    token: int
+    pool: Pool
     width: int
     reason: str
 
@@ -40,8 +41,8 @@ class Choices(list[Choice]):
     def __str__(self) -> str:
         width = max(5, *(len(choice.layer) + 2 * (not choice.layer) for choice in self))
         lines = [f"{'layer':<{width}}  read    as        width  why"]
-        for layer, read, how, token, size, reason in self:
-            shown = f"token {token}" if how == "token" else how
+        for layer, read, how, pool, size, reason in self:
+            shown = pool if pool == "last" else how
             lines.append(f"{layer or repr('')!s:<{width}}  {read:<6}  {shown:<8}  {size:>5}  {reason}")
         return "\n".join(lines)
 
@@ -52,7 +53,7 @@ class View(NamedTuple):
     """A way from an activation to one vector per input."""
 
     how: How
-    token: int = 0
+    pool: Pool = "mean"
 
 
 @dataclass(eq=False)
@@ -125,7 +126,7 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
             if weighted:
                 last, done = type(module), done + 1
             given = _tensor(output)
-            views = _views(given) if weighted and given is not None else {}
+            views = _views(given, batch) if weighted and given is not None else {}
             shapes = (_shape(_tensor((*args, *kwargs.values()))), _shape(given))
             calls.append(_Call(name, weighted, done, last, *shapes, views))
 
@@ -220,13 +221,16 @@ def _readable(tensor: Tensor | None, n: int) -> bool:
     return tensor is not None and tensor.ndim > 1 and len(tensor) == n and tensor.numel() > 0
 
 
-def _views(tensor: Tensor) -> dict[View, Tensor]:
+def _views(tensor: Tensor, batch: Batch) -> dict[View, Tensor]:
     """What an activation may be as one vector per input, copied."""
     if tensor.ndim <= 2:
         return {View("flatten"): tensor.reshape(len(tensor), -1).clone()} if tensor.ndim else {}
     if tensor.ndim == 3:
-        tokens = {View("token", 0): tensor[:, 0].clone(), View("token", -1): tensor[:, -1].clone()}
-        return {View("tokens"): tensor.mean(1), **tokens}
+        places = torch.arange(tensor.shape[1], device=tensor.device)
+        if _mask_fits(tensor, batch):
+            places = places * (batch.kwargs["attention_mask"].to(tensor.device) != 0)
+        last = tensor.take_along_dim(places.expand(tensor.shape[:2]).amax(1)[:, None, None], 1)[:, 0]
+        return {View("tokens"): tensor.mean(1), View("token"): tensor[:, 0].clone(), View("tokens", "last"): last}
     return {View("channels"): tensor.flatten(2).mean(2), View("tokens"): tensor.flatten(1, -2).mean(1)}
 
 
@@ -242,7 +246,11 @@ def _counts_padding(call: _Call, batch: Batch) -> bool:
     """Whether a mean over tokens may count padding: there is a mask, but not the one that reductions find."""
     if call.given is None or _view(call).how != "tokens" or not any("mask" in name for name in batch.kwargs):
         return False
-    return getattr(batch.kwargs.get("attention_mask"), "shape", None) != call.given.shape[:-1]
+    return not _mask_fits(call.given, batch)
+
+
+def _mask_fits(tensor: Tensor, batch: Batch) -> bool:
+    return getattr(batch.kwargs.get("attention_mask"), "shape", None) == tensor.shape[:-1]
 
 
 def _width(tensor: Tensor, view: View) -> int:

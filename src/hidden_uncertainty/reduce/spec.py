@@ -86,7 +86,7 @@ class Reduce:
         for name in ("token", "batch_axis"):
             if not _is_int(getattr(self, name)):
                 raise ValueError(f"{name} must be a whole number, got {getattr(self, name)!r}.")
-        if isinstance(self.select, list):  # of a file
+        if isinstance(self.select, list):  # as JSON has it
             object.__setattr__(self, "select", tuple(self.select))
         steps = self.select if isinstance(self.select, tuple) else (self.select,)
         if self.select is not None and not (steps and all(_is_int(step) or isinstance(step, str) for step in steps)):
@@ -103,7 +103,8 @@ class Reduce:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
-        return asdict(self)
+        select = list(self.select) if isinstance(self.select, tuple) else self.select
+        return {**asdict(self), "select": select}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Reduce:
