@@ -284,10 +284,6 @@ class Detector:
         else the expected error, with `condition="label"`; else 1, and all intervals are equally wide. With several
         outputs, all lie between together. For pixels, an image counts as held when the labels of all but a `share` of
         its pixels lie between (see `Pixels`).
-
-        Args:
-            u: scores of this detector.
-            coverage: the share asked for.
         """
         return self._fitted().interval(u, coverage)
 
@@ -338,8 +334,7 @@ class Detector:
             path: the file.
             model: the network it was fitted for; None where it had none.
             device: where to put what was fitted; None is where the model is.
-            unpack: as for the class; functions are not saved.
-            progress: as for the class.
+            unpack, progress: as for the class; they are not saved.
         """
         detector, fitted = files.load(cls, Detector, path, model, device, unpack=unpack, progress=progress)
         return detector._keep(fitted)

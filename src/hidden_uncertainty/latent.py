@@ -279,7 +279,7 @@ def _terms(
     prior, terms = Prior(marginal), list[Term]()
     for choice in choices if classes is not None else choices[-1:]:
         last = choice is choices[-1] and classes is not None
-        reduce = Reduce(choice.how, max_dim=max_dim, token=choice.token, read=choice.read, normalise=last)
+        reduce = Reduce(choice.how, max_dim=max_dim, pool=choice.pool, read=choice.read, normalise=last)
         own = density
         if density is None and classes is not None:
             width = min(choice.width, max_dim or choice.width)

@@ -6,15 +6,15 @@ import gc
 import signal
 import threading
 import weakref
-from collections import OrderedDict, namedtuple
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from capture_nets import Net, Odd, Output, data_parallel, images, in_threads, mlp, unchanged, vectors
-from hidden_uncertainty.model.capture import device_of, find, lend, named, nearest, run, select
+from capture_nets import Net, Odd, data_parallel, images, in_threads, mlp, unchanged, vectors
+from hidden_uncertainty.model.capture import device_of, find, lend, named, nearest, run
+from hidden_uncertainty.model.selection import select
 
 
 def test_the_output_and_layers_are_those_of_the_model_in_evaluation_mode() -> None:
@@ -329,54 +329,6 @@ def test_named_lists_each_layer_once_in_order() -> None:
     model.again = model.lstm
     model.gap = nn.Sequential()
     assert [name for name, _ in named(model)] == [name for name, _ in model.named_modules()]
-
-
-Pair = namedtuple("Pair", ["first", "second"])
-A, B = torch.zeros(2, 3), torch.ones(2, 4)
-
-
-@pytest.mark.parametrize(
-    ("output", "key", "expected"),
-    [
-        (A, None, A),
-        (A, "logits", A),
-        ((A, B), None, A),
-        ([None, B, A], None, B),
-        ((A, B), 1, B),
-        ((A, B), -1, B),
-        (Pair(A, B), "second", B),
-        (Pair(A, B), 1, B),
-        (Pair(A, B), None, A),
-        ({"a": A, "b": B}, "b", B),
-        ({"a": A, "mask": None}, None, A),
-        (OrderedDict(a=A, b=B), "a", A),
-        (Output(A), None, A),
-        (Output(A), "logits", A),
-        (torch.max(B, 1), "values", B[:, 0]),
-    ],
-)
-def test_select(output: Any, key: int | str | None, expected: Tensor) -> None:
-    assert select(output, key, "it").equal(expected)
-
-
-@pytest.mark.parametrize(
-    ("output", "key", "error", "match"),
-    [
-        ({"a": A, "b": B}, None, ValueError, r"it returned dict \{'a': Tensor, 'b': Tensor\} with 2 tensors.*select="),
-        ({"a": A}, "c", ValueError, r"has no 'c' for select="),
-        ({"a": A}, "keys", ValueError, r"has no 'keys'"),
-        ((A, B), 2, ValueError, "has no 2"),
-        ((A, B), -3, ValueError, "has no -3"),
-        ((None, "text"), None, ValueError, "with no tensor"),
-        ((A, (B, B)), 1, TypeError, "select=1 of what it returned is a tuple, not a tensor"),
-        (Output(None), None, ValueError, "no tensor"),  # type: ignore[arg-type]
-        ("text", None, ValueError, "an object of type str"),
-        (None, None, ValueError, "NoneType"),
-    ],
-)
-def test_select_says_what_there_is(output: Any, key: int | str | None, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        select(output, key, "it")
 
 
 def test_device_of() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hidden_uncertainty import suggest
 from hidden_uncertainty.model.batches import Batch
-from hidden_uncertainty.model.choice import Choice, choose_layers
+from hidden_uncertainty.model.choice import Choice, Choices, choose_layers
 
 
 class Made(nn.Module):
@@ -142,19 +142,39 @@ def test_which_token_and_how_wide() -> None:
     torch.manual_seed(0)
     model = Made(lambda m, x: m.fc(m.body(x))[:, -1], body=nn.Linear(6, 8), fc=nn.Linear(8, 3))
     choice = choose_layers(model, Batch((torch.randn(4, 7, 6),), {}, None))[-1]
-    assert (choice.how, choice.token, choice.width) == ("token", -1, 8)
+    assert (choice.how, choice.pool, choice.width) == ("tokens", "last", 8)
 
 
-def test_tokens_are_not_averaged_where_some_are_padding() -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_last_real_token_whatever_the_padding_of_the_first_batch(padded: bool) -> None:
+    torch.manual_seed(0)
+
+    def call(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        scores = m.score(m.body(m.words(input_ids)))
+        return scores[torch.arange(len(scores)), (attention_mask * torch.arange(7)).argmax(1)]
+
+    model = Made(call, words=nn.Embedding(9, 8), body=nn.Linear(8, 8), score=nn.Linear(8, 3))
+    sizes = torch.tensor([[7], [3], [5], [7]]) if padded else torch.full((4, 1), 7)
+    mask = (torch.arange(7) < sizes).long()
+    choices = choose_layers(model, Batch((), {"input_ids": torch.randint(9, (4, 7)), "attention_mask": mask}, None))
+    assert choices[-1][:4] == ("score", "input", "tokens", "last")
+    assert str(Choices(choices)).splitlines()[-1].split()[:3] == ["score", "input", "last"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "size", "offered"), [("attention_mask", 7, True), ("attention_mask", 6, False), ("mask", 7, False)]
+)
+def test_tokens_are_averaged_where_the_mask_of_their_padding_is_found(mask: str, size: int, offered: bool) -> None:
     model = Made(
-        lambda m, input_ids, attention_mask: m.fc(m.body(m.words(input_ids))[:, 0]),
+        lambda m, input_ids, **_: m.fc(m.body(m.words(input_ids))[:, 0]),
         words=nn.Embedding(9, 8),
         body=encoder(),
         fc=nn.Linear(8, 3),
     )
     words = torch.randint(0, 9, (4, 7))
-    batch = Batch((), {"input_ids": words, "attention_mask": torch.ones_like(words)}, None)
-    assert found(choose_layers(model.eval(), batch)) == [("fc", "input", "flatten")]
+    choices = choose_layers(model.eval(), Batch((), {"input_ids": words, mask: torch.ones(4, size)}, None))
+    assert choices[-1][:3] == ("fc", "input", "flatten")
+    assert [choice.how for choice in choices[:-1]] == ["tokens"] * (2 * offered)
 
 
 def test_a_head_that_is_called_twice_is_not_read() -> None:

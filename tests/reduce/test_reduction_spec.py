@@ -75,7 +75,14 @@ def test_a_mean_of_half_precision_is_taken_in_float32():
         ({"max_dim": True}, "got True"),
         ({"how": "project", "max_dim": None}, "needs max_dim"),
         ({"token": "cls"}, "token must be a whole number, got 'cls'"),
-        ({"select": 1.5}, "select must be an index, a key or None, got 1.5"),
+        ({"select": 1.5}, "select must be an index, a key, a tuple of these or None, got 1.5"),
+        ({"select": ()}, r"a tuple of these or None, got \(\)"),
+        ({"select": (0, (1,))}, r"a tuple of these or None, got \(0, \(1,\)\)"),
+        ({"how": "tokens", "pool": "sum"}, "pool must be 'mean', or with how='tokens' 'max' or 'last', got 'sum'"),
+        ({"how": "channels", "pool": "max"}, "got 'max'"),
+        ({"mask": 1.0}, "mask must name an input of the network, or be its position or None, got 1.0"),
+        ({"mask": False}, "position or None, got False"),
+        ({"batch_axis": None}, "batch_axis must be a whole number, got None"),
         ({"residual": 1}, "residual must be True or False, got 1"),
     ],
 )
@@ -85,8 +92,12 @@ def test_bad_options(options, message):
 
 
 def test_reduce_goes_through_json():
-    reduce = Reduce("token", max_dim=7, token=-2, select="hidden", residual=True)
-    assert Reduce.from_dict(json.loads(json.dumps(reduce.to_dict()))) == reduce
+    token = Reduce("token", max_dim=7, token=-2, select="hidden", residual=True)
+    nested = Reduce("tokens", select=("states", 1, 0), pool="last", mask="~padding", batch_axis=1)
+    for reduce in (token, nested):
+        assert Reduce.from_dict(json.loads(json.dumps(reduce.to_dict()))) == reduce
+    old = {"how": "tokens", "max_dim": 7, "token": 0, "select": None, "residual": False}
+    assert Reduce.from_dict(old) == Reduce("tokens", max_dim=7)
     with pytest.raises(ValueError, match="Reduce has no 'colour': it was written by another version"):
         Reduce.from_dict({"how": "flatten", "colour": 1})
 

@@ -69,7 +69,7 @@ def fit(
     outputs = {name: kind(network, **options) for name, kind in OUTPUTS.items()}
 
     def reading(*, normalise: bool) -> dict[str, Reduce]:
-        return {last.layer: Reduce(last.how, None, last.token, read=last.read, normalise=normalise)}
+        return {last.layer: Reduce(last.how, None, pool=last.pool, read=last.read, normalise=normalise)}
 
     plain = LatentDensity(network, reading(normalise=False), **options)
     features = plain.extract(loader)

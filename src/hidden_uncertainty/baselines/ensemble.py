@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map
 
 from ..detector import Detector
 from ..model.batches import Batch
-from ..model.capture import device_of, run, select
+from ..model.capture import device_of, run
+from ..model.selection import select
 from ..model.tasks import Classification, Prediction, Task, TaskName
 from ..precision import gradients
 from ..scoring.bayes import infer

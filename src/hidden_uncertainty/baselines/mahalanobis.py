@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from ..density import GaussianMixture
 from ..density.gaussian.pooled import PooledGaussians
 from ..density.linalg import Shrinkage
-from ..extract import Features, Later, Reading, Rows, Unseen
+from ..extract import Features, Later, Reading, Rows, Unseen, activation_of
 from ..latent import LatentDensity
 from ..model.batches import Batch, leaves
-from ..model.capture import Callback, lend, select
+from ..model.capture import Callback, lend
 from ..model.tasks import Condition
 from ..notes import deprecated
 from ..reduce import Reduction
@@ -196,7 +196,7 @@ class Mahalanobis(LayerDetector):
                 reduce = self.terms[name].reduce
                 read = output if reduce.read == "output" else (*args, *kwargs.values())
                 with torch.enable_grad():
-                    activation = select(read, reduce.select, f"layer {name!r}")
+                    activation = activation_of(read, reduce, copied, name)
                     z = term.reduction(activation)[0].to(fitted.head.device).double()
                     scores[name] = term.method.measure(z, z).sum()
 

@@ -1,5 +1,6 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
+from .activations import activation_of
 from .extractor import Extractor, NoNetwork, NoReader, Reader, Source, require_sources
 from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Population, Reading, Row, Rows, Unseen
 from .grid import Grid
@@ -26,6 +27,7 @@ __all__ = [
     "Rows",
     "Source",
     "Unseen",
+    "activation_of",
     "label_maps",
     "require_sources",
 ]

@@ -6,38 +6,6 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ..model.batches import Batch
-from ..reduce import Reduce
-
-
-def refuse_rows(activation: Tensor, layer: str, samples: int) -> NoReturn:
-    """Raise an error about what a layer gave, which has not one row per input."""
-    raise ValueError(
-        f"layer {layer!r} gave {tuple(activation.shape)} for {samples} inputs; its first dimension must count the "
-        "inputs. Choose another layer, or another part of its output with select=; a single input needs a first "
-        "dimension too: x[None]."
-    )
-
-
-def check_padding(activation: Tensor, reduce: Reduce, batch: Batch, layer: str) -> None:
-    """Raise where tokens that `attention_mask` calls padding would be part of what is read of a layer (n, T, W).
-
-    Of reductions that read tokens.
-    """
-    mask = batch.kwargs.get("attention_mask")
-    if activation.dim() != 3 or not isinstance(mask, Tensor):
-        return
-    read = mask if reduce.how == "tokens" else mask[:, reduce.token :][:, :1]
-    if mask.shape != activation.shape[:2] or bool(read.all()):
-        return
-    what = "averaged over its tokens" if reduce.how == "tokens" else f"read at token {reduce.token}"
-    raise ValueError(
-        f"layer {layer!r} is {what}, but attention_mask says that some of these are padding, which would count: a text "
-        "would be scored differently beside longer ones. Give texts of one length together, without padding; or take a "
-        "token that is never padding, such as the first with reduce='token'; or choose a layer without tokens, such as "
-        "a pooler."
-    )
-
 
 def refuse(what: str, wrong: Tensor, index: int | None) -> NoReturn:
     """Raise an error about inputs that have something wrong, by a mask (n, ...).

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ..model.batches import Adapter, Batch, batches, called, count, dtype_of, require_repeatable
-from ..model.capture import device_of, find, run, select
+from ..model.capture import device_of, find, run
 from ..model.infer import check_task, infer_task, warn_of_others
 from ..model.tasks import Prediction, Task, finite
 from ..notes import note
 from ..progress import progress_bar
 from ..reduce import Reduce, Reduction, ReductionFit
-from .checks import check_count, check_padding, refuse, refuse_rows
+from .activations import activation_of
+from .checks import check_count, refuse
 from .features import AsIs, Features, Reading, Rows, Unseen
 from .pixels import Pixels
 
@@ -266,18 +267,13 @@ class Extractor(Reader):
             if source.layer is not None:
                 (outputs if source.reduce.read == "output" else inputs).setdefault(source.layer, []).append(name)
         wrong: dict[str, Tensor] = {}  # where what a term reads is not finite
-        samples = len(batch) if outputs or inputs else 0
         found: dict[str, Any] = {}
 
         def tap(layer: str, names: list[str]) -> Callable[[Any], None]:
             def look(output: Any) -> None:
                 for name in names:
                     reduce = self.sources[name].reduce
-                    activation = select(output, reduce.select, f"layer {layer!r}")
-                    if activation.dim() == 0 or len(activation) != samples:
-                        refuse_rows(activation, layer, samples)
-                    if reduce.how in ("tokens", "token"):
-                        check_padding(activation, reduce, batch, layer)
+                    activation = activation_of(output, reduce, batch, layer, masked=self.pixels is None)
                     if not finite(activation):
                         wrong[name] = ~activation.isfinite()
                         if strict:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from .capture import select as select_tensor
+from .selection import select as select_tensor
 
 
 def tensor_of(output: Any, select: int | str | None, argument: str = "output") -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ._evaluation import evaluated
@@ -215,57 +214,6 @@ def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
     return list(dict.fromkeys([*ending, *(alike or known)]))[:count]
 
 
-def select(output: Any, key: int | str | None, where: str, argument: str = "select") -> Tensor:
-    """Take the tensor out of what a layer or model returned.
-
-    A tensor is taken as it is. Without a key, of a tuple or list the first tensor, of a dictionary or dataclass the
-    only one.
-
-    Args:
-        output: what was returned.
-        key: position in a tuple or list, or key or attribute of a dictionary, dataclass or named tuple.
-        where: who returned it, for the error: `"layer 'encoder'"`.
-        argument: which one the key came by, for the error.
-
-    Example:
-        >>> select({"logits": torch.zeros(3, 2), "hidden": torch.zeros(3, 8)}, "logits", "the model").shape
-        torch.Size([3, 2])
-    """
-    if isinstance(output, Tensor):
-        chosen: Any = output
-    else:
-        parts = _parts(output)
-        if key is None:
-            tensors = [part for part in parts.values() if isinstance(part, Tensor)]
-            if not tensors or (len(tensors) > 1 and not isinstance(output, tuple | list)):
-                what = f"{len(tensors)} tensors" if tensors else "no tensor"
-                raise ValueError(
-                    f"{where} returned {_described(output, parts)} with {what} to take; choose with {argument}=, "
-                    "a position or a key."
-                )
-            chosen = tensors[0]
-        else:
-            if key in parts:
-                chosen = parts[key]
-            elif isinstance(key, int) and isinstance(output, tuple | list) and -len(output) <= key < 0:
-                chosen = output[key]
-            elif isinstance(key, str) and not isinstance(output, dict) and hasattr(output, key):
-                chosen = getattr(output, key)
-            else:
-                raise ValueError(f"{where} returned {_described(output, parts)}, which has no {key!r} for {argument}=.")
-            if not isinstance(chosen, Tensor):
-                raise TypeError(
-                    f"{argument}={key!r} of what {where} returned is a {type(chosen).__name__}, not a tensor; "
-                    f"it returned {_described(output, parts)}."
-                )
-    if chosen.is_nested:
-        raise ValueError(
-            f"{where} returned a nested tensor, as layers of nn.TransformerEncoder do for padded batches. Build the "
-            "encoder with enable_nested_tensor=False, or choose the whole encoder as layer."
-        )
-    return chosen
-
-
 def device_of(model: nn.Module) -> torch.device | None:
     """Return the device of the model's first parameter or buffer, or `None` when it has neither.
 
@@ -357,21 +305,6 @@ def _resolve(module: nn.Module, path: list[str]) -> nn.Module | None:
     if child is None:
         return _resolve(module, path[1:]) if path[0] in _WRAPPED else None
     return _resolve(child, path[1:])
-
-
-def _parts(output: Any) -> dict[Any, Any]:
-    if isinstance(output, Mapping):
-        return dict(output)
-    if isinstance(output, tuple | list):
-        return dict(enumerate(output))
-    if dataclasses.is_dataclass(output):
-        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    return {}
-
-
-def _described(output: Any, parts: Mapping[Any, Any]) -> str:
-    keys = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in parts.items())
-    return f"{type(output).__name__} {{{keys}}}" if keys else f"an object of type {type(output).__name__}"
 
 
 def _quoted(names: Iterable[str]) -> str:

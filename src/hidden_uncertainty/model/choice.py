@@ -13,11 +13,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from . import capture
 from .batches import Batch
+from .selection import select
 
 SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
 ORDERED = (nn.RNNBase, nn.MultiheadAttention)  # each token that they give depends on others that they read
 MOST = 0.8  # a part of the network that has more than this share of them is looked into
 How = Literal["flatten", "channels", "tokens", "token"]
+Pool = Literal["mean", "last"]
 
 
 class Choice(NamedTuple):
@@ -26,7 +28,7 @@ class Choice(NamedTuple):
     layer: str
     read: Literal["input", "output"]
     how: How
-    token: int
+    pool: Pool
     width: int
     reason: str
 
@@ -40,8 +42,8 @@ class Choices(list[Choice]):
     def __str__(self) -> str:
         width = max(5, *(len(choice.layer) + 2 * (not choice.layer) for choice in self))
         lines = [f"{'layer':<{width}}  read    as        width  why"]
-        for layer, read, how, token, size, reason in self:
-            shown = f"token {token}" if how == "token" else how
+        for layer, read, how, pool, size, reason in self:
+            shown = pool if pool == "last" else how
             lines.append(f"{layer or repr('')!s:<{width}}  {read:<6}  {shown:<8}  {size:>5}  {reason}")
         return "\n".join(lines)
 
@@ -52,7 +54,7 @@ class View(NamedTuple):
     """A way from an activation to one vector per input."""
 
     how: How
-    token: int = 0
+    pool: Pool = "mean"
 
 
 @dataclass(eq=False)
@@ -89,23 +91,22 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
     calls, result = _watch(model, batch)
     often = Counter(call.name for call in calls)
     once = [call for call in calls if often[call.name] == 1]
-    scores = capture.select(result, output, "the network", "output")
+    scores = select(result, output, "the network", "output")
     if scores.ndim == 0 or scores.numel() == 0:
         raise ValueError(
             f"layers are chosen by the outputs of at least one input, (n, ...), but the network gave "
             f"{tuple(scores.shape)}: give a batch with inputs, or choose another output with output=."
         )
-    head, choice = _head([call for call in once if call.weighted], scores)
+    head, choice = _head([call for call in once if call.weighted], scores, batch)
     before = calls[: next(i for i, call in enumerate(calls) if call is head)]
     total = sum(call.weighted for call in before) + (choice.read == "output")
-    padded = any("mask" in name for name in batch.kwargs)  # a mean over tokens would count padding
     names = _level(model, [call.name for call in before if call.weighted])
     others = [
         call
         for call in before
         if call.name in names and call in once and 0 < call.done < total and _readable(call.given, len(scores))
     ]
-    others = [call for call in others if not (padded and _view(call).how == "tokens")]
+    others = [call for call in others if not _counts_padding(call, batch)]
     found: list[_Call] = []
     for share in SHARES:
         left = [call for call in others if all(call.done != other.done for other in found)]
@@ -135,7 +136,7 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
             if weighted:
                 last, done = type(module), done + 1
             given = _tensor(output)
-            views = _views(given) if weighted and given is not None else {}
+            views = _views(given, batch) if weighted and given is not None else {}
             shapes = (_shape(_tensor((*args, *kwargs.values()))), _shape(given))
             calls.append(_Call(name, weighted, done, last, *shapes, views))
 
@@ -157,11 +158,14 @@ def _has_weights(module: nn.Module) -> bool:
     return any(weight.ndim > 1 for weight in module.parameters()) or callable(getattr(module, "weight", None))
 
 
-def _head(calls: Sequence[_Call], scores: Tensor) -> tuple[_Call, Choice]:
+def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, Choice]:
     """The layer that gives the network's output, and what to read of it."""
     if not calls:
         raise ValueError("no layer with weights was called once, so none can be chosen: name one with layers=.")
-    whole, pooled = scores.reshape(len(scores), -1), _views(scores)  # pooled where each pixel or token has its own
+    whole, pooled = (
+        scores.reshape(len(scores), -1),
+        _views(scores, batch),
+    )  # pooled where each pixel or token has its own
     known = [call for call in reversed(calls) if _readable(call.taken, len(scores))]
     for alike, reason in (
         (_same, "read by the layer that gives the network's output"),
@@ -248,13 +252,16 @@ def _readable(tensor: Tensor | None, n: int) -> bool:
     return tensor is not None and tensor.ndim > 1 and len(tensor) == n and tensor.numel() > 0
 
 
-def _views(tensor: Tensor) -> dict[View, Tensor]:
+def _views(tensor: Tensor, batch: Batch) -> dict[View, Tensor]:
     """What an activation may be as one vector per input, copied."""
     if tensor.ndim <= 2:
         return {View("flatten"): (tensor if tensor.ndim == 2 else tensor[:, None]).clone()} if tensor.ndim else {}
     if tensor.ndim == 3:
-        tokens = {View("token", 0): tensor[:, 0].clone(), View("token", -1): tensor[:, -1].clone()}
-        return {View("tokens"): tensor.mean(1), **tokens}
+        places = torch.arange(tensor.shape[1], device=tensor.device)
+        if _mask_fits(tensor, batch):
+            places = places * (batch.kwargs["attention_mask"].to(tensor.device) != 0)
+        last = tensor.take_along_dim(places.expand(tensor.shape[:2]).amax(1)[:, None, None], 1)[:, 0]
+        return {View("tokens"): tensor.mean(1), View("token"): tensor[:, 0].clone(), View("tokens", "last"): last}
     return {View("channels"): tensor.flatten(2).mean(2), View("tokens"): tensor.flatten(1, -2).mean(1)}
 
 
@@ -264,6 +271,17 @@ def _view(call: _Call) -> View:
     if call.given.ndim == 2:
         return View("flatten")
     return View("channels" if call.before is not None and issubclass(call.before, _ConvNd) else "tokens")
+
+
+def _counts_padding(call: _Call, batch: Batch) -> bool:
+    """Whether a mean over tokens may count padding: there is a mask, but not the one that reductions find."""
+    if call.given is None or _view(call).how != "tokens" or not any("mask" in name for name in batch.kwargs):
+        return False
+    return not _mask_fits(call.given, batch)
+
+
+def _mask_fits(tensor: Tensor, batch: Batch) -> bool:
+    return getattr(batch.kwargs.get("attention_mask"), "shape", None) == tensor.shape[:-1]
 
 
 def _width(tensor: Tensor, view: View) -> int:

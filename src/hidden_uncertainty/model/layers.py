@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import capture
 from .batches import dtype_of, unpack
+from .selection import select
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def _shape(output: Any, n: int) -> str:
 
 def _width(output: Any, n: int) -> int | None:
     try:
-        tensor = capture.select(output, None, "the layer")
+        tensor = select(output, None, "the layer")
     except ValueError:
         return None
     return math.prod(tensor.shape[1:]) if tensor.ndim and tensor.shape[0] == n else None

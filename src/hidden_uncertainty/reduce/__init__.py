@@ -1,5 +1,6 @@
 """A layer's output, of whatever shape, as a vector of at most `max_dim` numbers per input."""
 
-from .reduction import How, Reduce, Reduction, ReductionFit
+from .reduction import Reduction, ReductionFit
+from .spec import How, Reduce
 
 __all__ = ["How", "Reduce", "Reduction", "ReductionFit"]

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from ..model import capture
 from ..model.batches import dtype_of, unpack
+from ..model.selection import Key
+from ..model.selection import select as select_tensor
 from .decoders import DenseDecoder, ResidualDecoder
 
 
@@ -53,7 +55,7 @@ class Reconstruction(nn.Module):
         decoder: nn.Module | None = None,
         *,
         example: Any = None,
-        select: int | str | None = None,
+        select: Key | None = None,
     ) -> None:
         super().__init__()
         target = capture.find(model, [layer])[layer]
@@ -79,7 +81,7 @@ class Reconstruction(nn.Module):
             if module is target:
                 seen.again = seen.latent is not None
                 # A copy: the next layer may write into the same memory.
-                seen.latent = capture.select(output, select, f"layer {layer!r}").clone()
+                seen.latent = select_tensor(output, select, f"layer {layer!r}").clone()
 
         self._handles = [root.register_forward_pre_hook(start), target.register_forward_hook(keep)]
         for handle in self._handles:
@@ -151,7 +153,7 @@ class Reconstruction(nn.Module):
         return latent
 
 
-def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None = None) -> nn.Module:
+def mirror(model: nn.Module, layer: str, example: Any, select: Key | None = None) -> nn.Module:
     """The decoder that is symmetrical to the model up to a layer, on the device of the layer.
 
     For vectors, it has the widths of the linear layers that were called up to the layer, in reverse order. For
@@ -175,7 +177,7 @@ def mirror(model: nn.Module, layer: str, example: Any, select: int | str | None 
         return lambda *_: None if found else widths.append(width)
 
     def chosen(output: Any, *_: Any) -> None:
-        found.append(capture.select(output, select, f"layer {layer!r}")[:0].clone())  # its shape and device are needed
+        found.append(select_tensor(output, select, f"layer {layer!r}")[:0].clone())  # its shape and device are needed
 
     target = capture.find(model, [layer])[layer]
     callbacks = {

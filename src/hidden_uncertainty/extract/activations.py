@@ -1,0 +1,69 @@
+"""What a term reads of what a layer returned: one row per input, without padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..model.batches import Batch
+from ..model.selection import select_masked
+from ..reduce import Reduce
+
+
+def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, masked: bool = True) -> Tensor:
+    """The tensor (n, ...) that is reduced; tokens of which some are padding come pooled, as one token.
+
+    Args:
+        output: what the layer returned.
+        reduce: which tensor is meant, and how it will be reduced.
+        batch: what the network was given, with the mask.
+        layer: its name, for errors.
+        masked: whether padding is left out.
+    """
+    activation, real = select_masked(output, reduce.select, f"layer {layer!r}")
+    axis, samples = reduce.batch_axis, len(batch)
+    if not -activation.dim() <= axis < activation.dim() or activation.shape[axis] != samples:
+        fitting = [place for place, size in enumerate(activation.shape) if size == samples]
+        hint = f"Its axis {fitting[0]} does: Reduce(batch_axis={fitting[0]}). Or choose" if fitting else "Choose"
+        raise ValueError(
+            f"layer {layer!r} gave {tuple(activation.shape)} for {samples} inputs; its "
+            f"{'first dimension' if axis == 0 else f'axis {axis}'} must count the inputs. {hint} another layer, or "
+            "another part of its output with select=; a single input needs a first dimension too: x[None]."
+        )
+    activation = activation.movedim(axis, 0)
+    if not masked or reduce.how not in ("tokens", "token") or activation.dim() < 3:
+        return activation
+    if real is None:
+        real = _mask(reduce, batch)
+    if real is None or bool(real.all()):
+        return activation
+    if real.shape != activation.shape[:-1]:
+        raise ValueError(
+            f"layer {layer!r} gave tokens {tuple(activation.shape[:-1])}, but the mask {reduce.mask!r} is of shape "
+            f"{tuple(real.shape)}, as where a network adds tokens. Name a mask of these tokens with Reduce(mask=), or "
+            "count all of them, also padding, with mask=None."
+        )
+    if reduce.how == "token":
+        if not bool(real[:, reduce.token :][:, :1].all()):
+            raise ValueError(
+                f"layer {layer!r} is read at token {reduce.token}, which for some inputs is padding: a text would be "
+                "scored differently beside longer ones. Take a token that is never padding, such as the first with "
+                "reduce='token', or the last real one with Reduce('tokens', pool='last'), or the mean with 'tokens'."
+            )
+        return activation
+    pooled = reduce.pooled(activation, real)
+    return pooled.reshape(len(pooled), *[1] * (activation.dim() - 2), pooled.shape[-1])
+
+
+def _mask(reduce: Reduce, batch: Batch) -> Tensor | None:
+    """Which tokens are real, as the batch says; None where it says nothing."""
+    if reduce.mask is None:
+        return None
+    given: dict[Any, Any] = {**dict(enumerate(batch.args)), **batch.kwargs}
+    name = reduce.mask.removeprefix("~") if isinstance(reduce.mask, str) else reduce.mask
+    if isinstance(mask := given.get(name), Tensor):
+        return mask != 0 if name == reduce.mask else mask == 0
+    if reduce.mask == "attention_mask":
+        return None
+    raise ValueError(f"mask={reduce.mask!r} names none of the network's inputs: {', '.join(map(repr, given))}.")
