@@ -68,7 +68,7 @@ def test_layers_that_use_the_weights_of_their_parts() -> None:
 def test_of_a_head_that_mixes_tokens_the_output_is_read(kind: str) -> None:
     if kind == "recurrent":
         model = Net(lambda net, x: net.layer(x)[1][0][-1], layer=nn.LSTM(6, 4, batch_first=True))
-        assert last(model, 9, 5, 6)[:5] == ("layer", "output", "token", -1, 4)
+        assert last(model, 9, 5, 6)[:5] == ("layer", "output", "tokens", "last", 4)
     else:
         model = Net(lambda net, x: net.layer(x, x, x)[0].mean(1), layer=nn.MultiheadAttention(6, 2, batch_first=True))
         assert last(model, 9, 5, 6)[:3] == ("layer", "output", "tokens")
@@ -89,7 +89,7 @@ def test_the_head_is_found_in_any_precision(dtype: torch.dtype) -> None:
 
 def test_the_head_of_a_network_that_predicts_pixels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
-    assert last(model, 9, 3, 8, 8)[:5] == ("2", "input", "channels", 0, 8)
+    assert last(model, 9, 3, 8, 8)[:5] == ("2", "input", "channels", "mean", 8)
 
 
 def test_what_no_layer_can_be_chosen_by() -> None:

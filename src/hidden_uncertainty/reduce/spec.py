@@ -205,6 +205,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def is_int(value: object) -> bool:
+    """Whether it is a whole number, which True is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -17,7 +17,8 @@ from ..notes import deprecated
 Combine = Literal["last", "mean", "fisher"] | Mapping[str, float]
 LOWEST = math.log(20)  # -log p from which on the tail is extrapolated: beyond that there are few scores
 PIECES = 24  # of -log p below
-LARGEST = float(torch.finfo(torch.float32).max)  # that scores are compared with
+STEEPEST = 1e100  # slope of a tail
+LARGEST = 1e300  # number that is learnt
 
 
 class Standard(NamedTuple):
@@ -68,7 +69,7 @@ class Tail(NamedTuple):
         # Where scores repeat, the lowest height: ties count against an alarm.
         apart = torch.cat([knots.new_ones(1, dtype=torch.bool), knots[1:] > knots[:-1]])
         excess = scores[scores > knots[-1]] - knots[-1]
-        slope = 1 / float(excess.mean()) if len(excess) else 0.0
+        slope = min(1 / float(excess.mean()), STEEPEST) if len(excess) else 0.0
         return cls(tuple(knots[apart].tolist()), tuple(heights[apart].tolist()), slope, weight)
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -91,7 +92,8 @@ class Tail(NamedTuple):
 
     def _slopes(self) -> list[float]:
         pairs = list(zip(self.knots, self.heights, strict=True))
-        return [*((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(pairs)), self.slope]
+        rises = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(pairs)]
+        return [*(min(rise, STEEPEST) for rise in rises), self.slope]
 
 
 def _expect_numbers(values: Sequence[Any]) -> None:
