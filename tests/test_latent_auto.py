@@ -224,3 +224,14 @@ def test_probabilities_are_those_of_labelled_unseen_data(model: nn.Sequential) -
     torch.testing.assert_close(u.aleatoric, torch.special.entr(u.probabilities).sum(1), rtol=1e-3, atol=1e-5)
     plain = LatentDensity(sure).fit(pairs(1000, 1), calibration=draw(900, 2)[0].split(300))  # without labels
     torch.testing.assert_close(plain(new).probabilities, sure(new).softmax(1))
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 2])
+def test_inputs_that_are_too_large_are_seen_however_few_layers_there_are(hidden: int) -> None:
+    torch.manual_seed(0)
+    layers = [part for i in range(hidden) for part in (nn.Linear(16 if i else 8, 16), nn.ReLU())]
+    network = nn.Sequential(*layers, nn.Linear(16 if hidden else 8, 3)).eval()
+    x = draw(1600, 1)[0]
+    fitted = LatentDensity(network).fit(x[:1000].split(250), calibration=x[1000:].split(300))
+    fitted.threshold(0.05)
+    assert fitted(10 * draw(200, 2)[0]).surprising.float().mean() > 0.95

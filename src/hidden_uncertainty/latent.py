@@ -274,12 +274,12 @@ def _terms(
     """The terms of layers that were chosen, and how they are combined.
 
     The last choice is what the head reads, whose length says little; that of layers before it is what unfamiliar inputs
-    change.
+    change. Where there are none, it must do both.
     """
     prior, terms = Prior(marginal), list[Term]()
     for choice in choices if classes is not None else choices[-1:]:
-        last = choice is choices[-1] and classes is not None
-        reduce = Reduce(choice.how, max_dim=max_dim, pool=choice.pool, read=choice.read, normalise=last)
+        unit = choice is choices[-1] and classes is not None and len(choices) > 1
+        reduce = Reduce(choice.how, max_dim=max_dim, pool=choice.pool, read=choice.read, normalise=unit)
         own = density
         if density is None and classes is not None:
             width = min(choice.width, max_dim or choice.width)

@@ -99,7 +99,7 @@ def cases() -> dict[str, Case]:
         "one sigmoid": Case(
             nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1), nn.Sigmoid()),
             (rows,),
-            [("2", "input", "flatten")],
+            [("0", "output", "flatten"), ("2", "input", "flatten")],
         ),
         "weights without a layer": Case(
             Made(lambda m, x: F.normalize(m.body(x)) @ m.last.weight.T * 9, body=nn.Linear(6, 5), last=nn.Linear(5, 3)),
@@ -109,7 +109,7 @@ def cases() -> dict[str, Case]:
         "scaled outputs": Case(
             Made(lambda m, x: 3 * m.fc(m.body(x).relu()), body=nn.Linear(6, 5), fc=nn.Linear(5, 3)),
             (rows,),
-            [("fc", "input", "flatten")],
+            [("body", "output", "flatten"), ("fc", "input", "flatten")],
         ),
         "linear": Case(nn.Linear(6, 3), (rows,), [("", "input", "flatten")]),
     }

@@ -54,7 +54,7 @@ def test_layers_that_use_the_weights_of_their_parts() -> None:
     attention = nn.MultiheadAttention(6, 2, batch_first=True)  # which never calls its own projection
     model = Net(lambda net, x: net.head(net.mix(x, x, x)[0][:, 0]), mix=attention, head=nn.Linear(6, 3))
     x = torch.randn(9, 5, 6)
-    assert [choice.layer for choice in choose_layers(model.eval(), Batch((x,), {}, None))] == ["head"]
+    assert [choice.layer for choice in choose_layers(model.eval(), Batch((x,), {}, None))] == ["mix", "head"]
     deep = Net(
         lambda net, x: net.head(net.two(net.one(x, x, x)[0])[:, 0]),
         one=attention,

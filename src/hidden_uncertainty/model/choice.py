@@ -104,9 +104,11 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
     others = [
         call
         for call in before
-        if call.name in names and call in once and 0 < call.done < total and _readable(call.given, len(scores))
+        if call.name in names and call in once and call.done > 0 and _readable(call.given, len(scores))
     ]
     others = [call for call in others if not _counts_padding(call, batch)]
+    # What comes right before the head is what it reads, and only wanted where there is nothing earlier.
+    others = [call for call in others if call.done < total] or others
     found: list[_Call] = []
     for share in SHARES:
         left = [call for call in others if all(call.done != other.done for other in found)]

@@ -176,8 +176,8 @@ def warn_of_probabilities(scores: Tensor) -> None:
     """Warn where outputs (n, C) that are taken as logits are likely probabilities."""
     if like_probabilities(scores):
         warn(
-            "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, or a model "
-            "without its last softmax or sigmoid."
+            "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, which for "
+            "LatentDensity is task=Classification(logits=False), or a model without its last softmax or sigmoid."
         )
 
 
