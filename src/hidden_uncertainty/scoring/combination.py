@@ -17,8 +17,8 @@ from ..notes import deprecated
 Combine = Literal["last", "mean", "fisher"] | Mapping[str, float]
 LOWEST = math.log(20)  # -log p from which on the tail is extrapolated: beyond that there are few scores
 PIECES = 24  # of -log p below
-STEEPEST = 1e100  # slope of a tail
-LARGEST = 1e300  # number that is learnt
+STEEPEST = 1e100  # slope of a tail, which is computed in float64
+LARGEST = float(torch.finfo(torch.float32).max)  # score that can be compared with
 
 
 class Standard(NamedTuple):
@@ -86,7 +86,7 @@ class Tail(NamedTuple):
     def check(self) -> None:
         """Raise a ValueError where these cannot be learnt."""
         expect(len(self.knots) == len(self.heights) > 0, "the tail of scores has not one height per knot")
-        _expect_numbers([*self.knots, *self.heights, self.slope, self.weight])
+        _expect_numbers([*self.knots, *self.heights, self.slope / STEEPEST, self.weight])
         ascending = sorted(set(self.knots)) == [*self.knots] and sorted(self.heights) == [*self.heights]
         expect(ascending and self.slope >= 0 and self.weight >= 0, "the tail of scores does not ascend")
 
