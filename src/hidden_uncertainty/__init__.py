@@ -20,6 +20,7 @@ from .model.tasks import Classification, Regression
 from .reduce import Reduce
 from .scoring.calibration import Calibration
 from .scoring.distribution import OutputDistribution
+from .shards import write_scores
 from .uncertainty import LayerScores, Uncertainty
 from .version import __version__
 
@@ -50,6 +51,7 @@ __all__ = [
     "metrics",
     "plots",
     "suggest",
+    "write_scores",
 ]
 
 

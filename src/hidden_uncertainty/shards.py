@@ -1,0 +1,204 @@
+"""Scores of large sets, written shard by shard: one parquet file per process, which a later run goes on with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from .detector import Detector
+from .model.batches import dtype_of, unpack
+from .notes import note
+from .progress import bars, count, progress_bar
+from .uncertainty import Uncertainty
+
+DETECTOR, INPUTS, BATCHES = b"detector", b"inputs", b"batches"  # what a file says of itself
+
+
+def write_scores(
+    detector: Detector,
+    loader: Iterable[Any],
+    folder: str | PathLike[str],
+    *,
+    names: Callable[[Any], Sequence[Any]] | None = None,
+    rows: int = 100_000,
+    shard: tuple[int, int] | None = None,
+) -> Path:
+    """Score this process's shard of a data set into `scores-RANK-of-SIZE.parquet`, with one row per input.
+
+    Rows are written in parts, each of them whole or not at all, which become one file at the end. A run that was
+    stopped goes on after its last part, if it is called again with the same detector and with a loader that gives the
+    same inputs in the same order; both are checked. Needs pandas and pyarrow.
+
+    Args:
+        detector: fitted.
+        loader: gives this process's inputs, each of them once: see `shard`.
+        folder: where the files of all processes go; it is made where it does not exist.
+        names: what to call the inputs of a batch, given as the loader gives it; a column of that name. The column
+            `input` counts the inputs of the shard in any case.
+        rows: per part.
+        shard: which of how many, counted from zero. None is the rank and the size of the process group, or what
+            `torchrun` says (`RANK` and `WORLD_SIZE`), or (0, 1).
+
+    Returns:
+        The file.
+    """
+    parquet = _parquet()
+    rank, size = _shard() if shard is None else shard
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    other = [file.name for file in folder.glob("scores-*-of-*.parquet") if f"-of-{size:05d}." not in file.name]
+    if other:
+        raise ValueError(
+            f"'{folder}' holds {other[0]!r}, of a run with another number of processes; this one has {size}. Give "
+            "another folder, or remove the files."
+        )
+    file = folder / f"scores-{rank:05d}-of-{size:05d}.parquet"
+    parts, made_by = _Parts(file), _digest(detector).encode()
+    if file.exists():
+        _check(parquet.read_metadata(file).metadata, made_by, file)
+        parts.remove()
+        note(f"'{file}' is complete: nothing is scored again.")
+        return file
+    with bars(detector.progress), progress_bar("scoring", count(loader)) as bar:
+        stream = _batches(detector, loader)
+        done = 0
+        for part in parts:
+            known = parquet.read_metadata(part)
+            _check(known.metadata, made_by, part)
+            digest = blake2b(digest_size=16)
+            for _ in range(int(known.metadata[BATCHES])):
+                digest.update(next(stream, (None, b""))[1])
+                bar.advance()
+            if digest.hexdigest().encode() != known.metadata[INPUTS]:
+                raise ValueError(
+                    f"the loader gives other inputs than those of '{part}', which an earlier run wrote: to go on, it "
+                    "must give the same inputs in the same order. Turn shuffling off, or remove the files."
+                )
+            done += known.num_rows
+        if done:
+            note(f"{done:,} inputs were scored before: going on with the next.")
+        waiting: list[Any] = []
+        digest = blake2b(digest_size=16)
+        for item, content in stream:
+            frame = _frame(detector(item), item, names, done)
+            waiting.append(frame)
+            digest.update(content)
+            done += len(frame)
+            bar.advance()
+            if sum(map(len, waiting)) >= rows:
+                parts.add(waiting, made_by, digest)
+                waiting, digest = [], blake2b(digest_size=16)
+        if waiting:
+            parts.add(waiting, made_by, digest)
+        if not done:
+            raise ValueError("the loader gave no batches: there is nothing to score.")
+        parts.join()
+    return file
+
+
+class _Parts:
+    """The parts of a file that is not complete."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.known = sorted(file.parent.glob(f"{file.stem}.part-*"))
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self.known)
+
+    def add(self, frames: Sequence[Any], made_by: bytes, digest: Any) -> None:
+        import pandas
+        import pyarrow
+
+        path = self.file.with_name(f"{self.file.stem}.part-{len(self.known):06d}")
+        table = pyarrow.Table.from_pandas(pandas.concat(frames), preserve_index=False)
+        about = {DETECTOR: made_by, BATCHES: str(len(frames)).encode(), INPUTS: digest.hexdigest().encode()}
+        with _whole(path) as temporary:
+            _parquet().write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **about}), temporary)
+        self.known.append(path)
+
+    def join(self) -> None:
+        """Make one file of all parts."""
+        parquet = _parquet()
+        schema = parquet.read_schema(self.known[0])
+        with _whole(self.file) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+            for part in self.known:
+                writer.write_table(parquet.read_table(part).cast(schema))
+        self.remove()
+
+    def remove(self) -> None:
+        for part in self.known:
+            part.unlink()
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file to write to, which takes its name when all is written."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _batches(detector: Detector, loader: Iterable[Any]) -> Iterator[tuple[Any, bytes]]:
+    """What a loader gives, with a digest of its inputs; nothing where it has none."""
+    for item in loader:
+        batch = unpack(item, detector.reader.unpack, dtype_of(detector.model))
+        if len(batch):
+            yield item, batch.digests().tobytes()
+
+
+def _frame(u: Uncertainty, item: Any, names: Callable[[Any], Sequence[Any]] | None, start: int) -> Any:
+    frame = u.cpu().to_pandas()
+    frame.insert(0, "input", range(start, start + len(frame)))
+    if names is not None:
+        found = list(names(item))
+        if len(found) != len(frame):
+            raise ValueError(f"names= gave {len(found)} names for a batch of {len(frame)} inputs: give one for each.")
+        frame.insert(1, "name", found)
+    return frame
+
+
+def _check(about: dict[bytes, bytes], made_by: bytes, file: Path) -> None:
+    if about.get(DETECTOR) != made_by:
+        raise ValueError(
+            f"'{file}' holds scores of another detector, or of this one before it was fitted, calibrated or given a "
+            "threshold anew. Give another folder, or remove the files."
+        )
+
+
+def _digest(detector: Detector) -> str:
+    """Of all that was fitted."""
+    digest = blake2b(repr(detector).encode(), digest_size=16)
+    for name, tensor in sorted(detector.head.state_dict().items()) if detector.head is not None else ():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _shard() -> tuple[int, int]:
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _parquet() -> Any:
+    try:
+        import pandas  # noqa: F401
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(
+            "write_scores needs pandas and pyarrow: pip install 'hidden-uncertainty[parquet]'."
+        ) from error
+    return parquet
