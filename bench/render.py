@@ -277,11 +277,26 @@ def _growth(result: dict[str, Any], before: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _busy(entries: list[dict[str, Any]], before: dict[str, Any]) -> str:
+    """A fit on quiet and on busy cores."""
+    words = {"library": "as it is", "alone": "without the library's check"}
+    rows = []
+    for entry in entries:
+        taken = f"more than {entry['limit']} s" if entry["seconds"] is None else _seconds(entry["seconds"])
+        how = words.get(entry["how"], f"`{entry['how']}`")
+        rows.append([str(entry["threads"]), "busy" if entry["busy"] else "quiet", how, taken])
+    machine, first = entries[0]["machine"], entries[0]
+    made = f"`python -m bench.busy`, {first['date'][:10]}, {machine['cpu']}, {machine['cores']} cores"
+    head = ["threads", "cores", "", f"fit of {first['rows']:,} × 64"]
+    return f"{table(head, rows)}\n\n{made}, {_versions(machine)}"
+
+
 SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
     "training": ("training.json", "training-history.jsonl", "python -m bench.training", _training),
     "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),  # the last two have no history
+    "busy": ("busy.json", "busy-history.jsonl", "python -m bench.busy", _busy),
     "call": ("latest.json", "history.jsonl", "make bench", _call),
     "memory": ("latest.json", "history.jsonl", "make bench", _memory),
     "fit": ("growth.json", "growth-history.jsonl", "make bench-growth", _fit),

@@ -13,6 +13,7 @@ from ..extract import Lattice
 from ..io import plain, register
 from ..notes import deprecated
 from ..progress import bars
+from ..threads import helpful_threads
 
 
 class Density(nn.Module, ABC):
@@ -39,7 +40,7 @@ class Density(nn.Module, ABC):
         """
         if progress is not None:
             deprecated("fit(progress=)", "hidden_uncertainty.progress.bars")
-        with bars(progress):
+        with bars(progress), helpful_threads():
             return self._fit(to_tensor(z), to_tensor(y))
 
     def _fit(self, z: Tensor, y: Tensor) -> Self:

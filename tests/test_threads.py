@@ -1,0 +1,53 @@
+"""Fits do not wait for threads that have no core."""
+
+import time
+
+import pytest
+import torch
+
+from hidden_uncertainty import GaussianMixture, threads
+
+
+@pytest.fixture
+def two():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def used(monkeypatch, seconds):
+    """How many threads a fit uses where a small operation takes so long."""
+    seen = []
+    monkeypatch.setattr(threads, "_seconds", lambda: seconds)
+    monkeypatch.setattr(GaussianMixture, "_fit", lambda self, z, y: seen.append(torch.get_num_threads()))
+    GaussianMixture().fit(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    return seen
+
+
+@pytest.mark.usefixtures("two")
+def test_a_fit_takes_one_thread_where_several_wait(monkeypatch):
+    assert used(monkeypatch, 0.03) == [1] and torch.get_num_threads() == 2
+    assert used(monkeypatch, 1e-5) == [2] and torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_threads_come_back_after_an_error(monkeypatch):
+    monkeypatch.setattr(threads, "_seconds", lambda: 0.03)
+    with pytest.raises(ValueError, match="same length"):
+        GaussianMixture().fit(torch.zeros(4, 2), torch.zeros(3, dtype=torch.long))
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_what_is_measured_is_the_mean_time_of_an_operation(monkeypatch):
+    ticks = iter([0.0, 0.04])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    assert threads._seconds() == 0.04 / threads.TRIES
+
+
+def test_one_thread_is_not_measured(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(threads, "_seconds", lambda: pytest.fail("measured"))
+    with threads.helpful_threads():
+        pass
