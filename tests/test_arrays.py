@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import hidden_uncertainty
-from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce, layers, metrics, plots
+from hidden_uncertainty import Features, GaussianMixture, LatentDensity, Reduce, layers, metrics, plots
+from hidden_uncertainty.arrays import to_tensor
 from hidden_uncertainty.baselines import Credibility, Energy, Mahalanobis, MCDropout, NearestNeighbours, SoftmaxEntropy
 from hidden_uncertainty.uncertainty import LayerScores, Uncertainty
 
@@ -51,6 +52,44 @@ def test_arrays_score_as_tensors_do(trained, data, given, kind, apart):
     (all_of_tensors, one_of_tensors), (all_of_arrays, one_of_arrays) = scored
     same(all_of_tensors, all_of_arrays)
     same(one_of_tensors, one_of_arrays)
+
+
+NUMBERS = np.array([[0.5, 1.0, -2.0], [1.5, 0.0, 4.0]])
+COLUMNS_OF = {"a": NUMBERS[:, 0], "b": NUMBERS[:, 1] > 0, "c": NUMBERS[:, 2].astype(int)}
+KINDS = {
+    "columns of several kinds": pd.DataFrame(COLUMNS_OF),  # as get_dummies gives them
+    "columns that may be missing": pd.DataFrame(COLUMNS_OF).convert_dtypes(),
+    "objects": NUMBERS.astype(object),
+    "the other order of bytes": NUMBERS.astype(">f8"),
+    "columns first in memory": np.asfortranarray(NUMBERS),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_all_kinds(kind):
+    tensor = to_tensor(KINDS[kind], torch.float32)
+    assert tensor.dtype == torch.float32 and tensor.is_contiguous() and np.array_equal(tensor, NUMBERS)
+    features = Features.from_arrays(KINDS[kind], [0, 1])
+    assert features.z["z"].dtype == torch.float64 and np.array_equal(features.z["z"], NUMBERS)
+
+
+def test_what_is_missing_is_nan():
+    missing = NUMBERS < 0
+    for value in (
+        np.ma.masked_array(NUMBERS, missing),
+        np.ma.masked_array((2 * NUMBERS).astype(int), missing),
+        pd.DataFrame(NUMBERS).convert_dtypes().mask(missing),
+        pd.DataFrame(COLUMNS_OF).convert_dtypes().mask(missing),
+    ):
+        assert np.array_equal(to_tensor(value).isnan(), missing), value
+    whole = pd.DataFrame({"a": [1, 2], "b": [3, 4]}, dtype="Int64")
+    assert to_tensor(whole).dtype == torch.int64  # nothing is missing here
+
+
+@pytest.mark.parametrize("column", [["u", "v"], pd.Categorical(["u", "v"]), pd.Timestamp("2020-01-01")])
+def test_columns_that_are_no_numbers(column):
+    with pytest.raises(TypeError, match=r"DataFrame of shape \(2, 4\) holds .*convert it to numbers first"):
+        to_tensor(pd.DataFrame(COLUMNS_OF).assign(d=column))
 
 
 @pytest.mark.parametrize("method", [SoftmaxEntropy, Energy, lambda model: MCDropout(model, samples=3)])

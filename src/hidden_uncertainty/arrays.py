@@ -15,7 +15,7 @@ def is_array(value: Any) -> bool:
 
 
 def to_tensor(value: Any, dtype: torch.dtype | None = None) -> Any:
-    """An array as a tensor of its own memory; whatever is no array is returned as it is.
+    """An array as a tensor of its own memory, missing numbers as NaN; whatever is no array is returned as it is.
 
     Args:
         value: an array, or anything else.
@@ -27,11 +27,16 @@ def to_tensor(value: Any, dtype: torch.dtype | None = None) -> Any:
     """
     if not is_array(value):
         return value
-    array = value if isinstance(value, np.ndarray) else value.to_numpy()
+    array = plain = value if isinstance(value, np.ndarray) else value.to_numpy()
     try:
+        if plain.dtype == object:  # as frames give numbers of several kinds, and missing ones
+            plain = value.to_numpy(na_value=np.nan) if hasattr(value, "isna") else plain
+            plain = np.array(plain.tolist()).reshape(array.shape)
+        elif np.ma.is_masked(plain):
+            plain = np.ma.filled(plain.astype(np.float64), np.nan)
         # A copy: torch warns of read-only arrays, and refuses negative strides and bytes in another order.
-        tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
-    except TypeError as error:
+        tensor = torch.from_numpy(np.array(plain, dtype=plain.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError) as error:
         raise TypeError(
             f"{type(value).__name__} of shape {array.shape} holds {array.dtype}, which no tensor can: convert it to "
             "numbers first, for instance with .astype('float32')."

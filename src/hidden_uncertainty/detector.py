@@ -218,10 +218,10 @@ class Detector:
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
         """Fit to features of training data that `extract` gave, of any detector, and calibrate with unseen ones."""
         require(self, "features")
-        features.require(self.layers, features.reductions)
+        Features.require(features, self.layers, getattr(features, "reductions", {}))
         require_sources(features, {name: term.source for name, term in self.terms.items()})
         if calibration is not None:
-            calibration.require(self.layers, features.reductions)
+            Features.require(calibration, self.layers, features.reductions)
             if calibration.population is not None:
                 raise ValueError(
                     "thresholds for pixels are calibrated over whole images, not over pixels that were drawn: call "
@@ -270,7 +270,7 @@ class Detector:
         """Score features that `extract` gave."""
         require(self, "features")
         fitted = self._fitted()
-        features.require(self.layers, fitted.head.reductions)
+        Features.require(features, self.layers, fitted.head.reductions)
         (u,) = self._results(features.readings(), fitted)
         return u
 

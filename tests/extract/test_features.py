@@ -158,7 +158,7 @@ def test_arrays_are_copied_whatever_their_memory_is() -> None:
         (
             ([[1.0], [2.0]], ["cat", "dog"]),
             TypeError,
-            r"'prediction', got <U3 .* np.unique\(names, return_inverse=True",
+            r"'prediction': .* holds <U3, .* np.unique\(names, return_inverse=True",
         ),
         (([[1.0], [2.0]], [0, -1]), ValueError, r"whole numbers from 0, .* with \[-1, 0\]"),
         (([[1.0], [2.0]], [[0], [1]]), ValueError, r"prediction takes classes \(n,\), .*not torch.int64 \(2, 1\)"),
@@ -187,5 +187,8 @@ def test_without_a_network_there_is_nothing_to_run() -> None:
             use([inputs])
     with pytest.raises(ValueError, match=r"name the array, LatentDensity\(None, 'z'\)"):
         LatentDensity(None)
+    for take in (detector.fit_features, detector.predict_features):
+        with pytest.raises(TypeError, match=r"expected Features, got ndarray: .*Features.from_arrays\(z, prediction"):
+            take(x)
     with pytest.raises(ValueError, match="or give arrays of the same width"):
         detector.predict_features(Features.from_arrays(x[:, :2], y))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import is_array, to_tensor
 from ..model.tasks import Classification, Condition, Prediction, Regression, Task
 from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
@@ -262,7 +263,12 @@ class Features:
         yield Rows(prediction, {name: (z, self.residual[name]) for name, z in self.z.items()}, self.label)
 
     def require(self, names: Iterable[str], reductions: Mapping[str, Reduction]) -> None:
-        """Raise unless the features have these layers, reduced in this way."""
+        """Raise unless these are features, which have these layers, reduced in this way."""
+        if not isinstance(self, Features):
+            raise TypeError(
+                f"expected Features, got {type(self).__name__}: make them of arrays with Features.from_arrays(z, "
+                "prediction), or of inputs with extract."
+            )
         missing = [name for name in names if name not in self.z]
         if missing:
             raise ValueError(f"the features have no layer {missing}; they have {list(self.z)}.")
@@ -279,13 +285,14 @@ class Features:
 
 
 def _tensor(name: str, values: Any) -> Tensor:
-    """A copy of an array, or anything that numpy reads as one; of a tensor, the tensor."""
-    if isinstance(values, Tensor):
-        return values.detach()
-    array = np.array(values, order="C")
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
+    """A copy of an array, or anything that numpy reads as one; of a tensor, the tensor. Whole numbers in 64 bits."""
+    try:
+        tensor: Tensor = to_tensor(values if isinstance(values, Tensor) or is_array(values) else np.array(values))
+        if tensor.is_complex() or tensor.dim() == 0:
+            raise TypeError(f"{tensor.dtype} of shape {tuple(tensor.shape)} is no array of numbers.")
+    except TypeError as error:
         raise TypeError(
-            f"expected an array of numbers as {name!r}, got {array.dtype} of shape {array.shape}; names of classes "
-            "become numbers by np.unique(names, return_inverse=True)[1]."
-        )
-    return torch.from_numpy(array.astype("int64") if array.dtype.kind in "biu" else array)
+            f"expected an array of numbers as {name!r}: {error} Names of classes become numbers by "
+            "np.unique(names, return_inverse=True)[1]."
+        ) from error
+    return tensor.detach() if tensor.is_floating_point() else tensor.long()
