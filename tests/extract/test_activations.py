@@ -158,6 +158,22 @@ def test_masks_by_name_position_and_of_padding() -> None:
         read(Reduce("tokens", mask="reel"), x, x, real=real)
 
 
+def test_masks_however_inputs_are_given() -> None:
+    x = torch.tensor([[[1.0], [3.0], [8.0]], [[2.0], [4.0], [6.0]]])
+    real, lengths = torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.tensor([2, 1])
+    expected = [[[2.0]], [[2.0]]]
+    for mask in (real, real.bool(), real.float(), real[:, None, None], lengths):
+        for args, kwargs in (((x, mask), {}), ((x,), {"real": mask}), ((), {"real": mask, "x": x})):
+            batch = Batch(args, kwargs, None, names=("x", "real"))
+            for name in ("real", 1):
+                assert activation_of(x, Reduce("tokens", mask=name), batch, "fc").tolist() == expected
+    added = torch.zeros(2, 3).masked_fill(real == 0, -torch.inf)
+    with pytest.raises(ValueError, match="'attention_mask' has numbers below zero, as those that are added"):
+        read(Reduce("tokens"), x, attention_mask=added)
+    detector, some = DETECTORS[Bag, "embed", "mean"], padded(texts(5, 2))
+    assert detector(some["input_ids"], some["attention_mask"]).epistemic.equal(detector(**some).epistemic)
+
+
 def test_a_mask_of_another_length() -> None:
     x, mask = torch.zeros(2, 5, 3), torch.ones(2, 4)
     assert read(Reduce("tokens"), x, attention_mask=mask).equal(x)  # nothing is padding
@@ -244,6 +260,15 @@ def test_packed_and_padded_states_give_the_same_scores(kind: Any, depth: int, bo
                 torch.testing.assert_close(plain(**padded(some)).epistemic, found, rtol=1e-3, atol=1e-3)
 
 
+def test_packed_sequences_with_the_time_first() -> None:
+    torch.manual_seed(0)
+    x, sizes = torch.randn(6, 6, 5), torch.tensor([4, 6, 1, 2, 3, 6])  # as many steps as sequences
+    rnn = nn.LSTM(5, 4)
+    with torch.no_grad():
+        output = rnn(pack_padded_sequence(x.transpose(0, 1), sizes, enforce_sorted=False))
+    assert read(Reduce("tokens", pool="last", batch_axis=1), output, x)[:, 0].equal(output[1][0][-1])
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_what_is_read_of_a_recurrent_layer(kind: Any) -> None:
     torch.manual_seed(0)
@@ -260,10 +285,9 @@ def test_what_is_read_of_a_recurrent_layer(kind: Any) -> None:
     assert read(Reduce("token", token=-1, select=select, batch_axis=-2), output, x)[:, -1].equal(state[-1])
     with pytest.raises(ValueError, match=r"gave \(2, 3, 4\) for 3 inputs.* Its axis 1 does: Reduce\(batch_axis=1\)"):
         read(Reduce(select=select), output, x)
-    with pytest.raises(ValueError, match=r"its axis 2 must count the inputs\. Its axis 0 does"):
-        read(Reduce(batch_axis=2), output, x)
-    with pytest.raises(ValueError, match=r"its axis 7 must count the inputs\. Its axis 0 does"):
-        read(Reduce(batch_axis=7), output, x)
+    for axis in (2, 7):
+        with pytest.raises(ValueError, match=rf"its axis {axis} must count the inputs\. Its axis 0 does"):
+            read(Reduce(batch_axis=axis), states, x)
     with pytest.raises(ValueError, match=r"read at token -1, which for some inputs is padding.*pool='last'"):
         read(Reduce("token", token=-1), output, x)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hidden_uncertainty.model.batches import Batch, batches, called, count, dtype_of, require_repeatable, unpack
@@ -101,6 +102,8 @@ def test_an_adapter_decides(inputs: Any, args: Any, kwargs: Any, label: Tensor |
         (object(), TypeError, "an object of type object"),
         (torch.tensor(1.0), ValueError, "without dimensions"),
         ((X, Y[:2]), ValueError, r"3 samples, but its label is of shape \(2,\)"),
+        (pack_sequence([X, X]), TypeError, r"a packed sequence .* as \(\(x, lengths\), y\)"),
+        ((pack_sequence([X, X]), Y[:2]), TypeError, "a packed sequence does not count its samples"),
         ((X[0], 1), ValueError, r"4 samples, but its label is of shape \(\)"),
         ((X, ["a", "b", "c"]), TypeError, "label is a list of 3.*unpack=lambda batch"),
         ((X, [{"boxes": X}] * 3), TypeError, "cannot be a tensor"),
@@ -296,9 +299,10 @@ def test_arrays_are_copied() -> None:
         (([X, Y],), {}, ((X,), {}, Y)),
         (((X,),), {}, ((X,), {}, None)),
         (({"x": X, "labels": Y},), {}, ((), {"x": X}, Y)),
-        ((), {"x": X, "labels": Y}, ((), {"x": X, "labels": Y}, None)),
+        ((), {"x": X, "labels": Y}, ((), {"x": X}, Y)),
         ((X.numpy(),), {"mask": MASK.numpy()}, ((X,), {"mask": MASK}, None)),
         ((["two", "texts"],), {}, ((["two", "texts"],), {}, None)),
+        ((), {"texts": ["two", "texts"]}, ((), {"texts": ["two", "texts"]}, None)),
     ],
 )
 def test_what_calls_give(args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[Any, ...]) -> None:
@@ -313,6 +317,10 @@ def test_adapters_see_batches_but_not_inputs() -> None:
     assert same(called(((X, MASK, Y),), {}, adapter).args, (X, MASK))
     assert same(called((X,), {}, adapter).args, (X,))
     assert same(called((X.numpy(),), {}, adapter).args, (X,))
+    assert same(called((), {"x": X, "labels": Y}, adapter).kwargs, {"x": X, "labels": Y})
+    assert called((["abc", "de"],), {}, lambda texts: (torch.tensor([[len(text)] for text in texts]), None)).args[
+        0
+    ].tolist() == [[3], [2]]
     own = called((Own(X),), {}, lambda item: (item.x, None))
     assert same(own.args, (X,))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..model.batches import Batch
@@ -22,7 +23,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
         masked: whether padding is left out.
     """
     activation, real = select_masked(output, reduce.select, f"layer {layer!r}")
-    axis, samples = reduce.batch_axis, len(batch)
+    axis, samples = 0 if real is not None else reduce.batch_axis, len(batch)  # packed sequences count their inputs
     if not -activation.dim() <= axis < activation.dim() or activation.shape[axis] != samples:
         fitting = [place for place, size in enumerate(activation.shape) if size == samples]
         hint = f"Its axis {fitting[0]} does: Reduce(batch_axis={fitting[0]}). Or choose" if fitting else "Choose"
@@ -35,9 +36,11 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
     if not masked or reduce.how not in ("tokens", "token") or activation.dim() < 3:
         return activation
     if real is None:
-        real = _mask(reduce, batch)
+        real = _mask(reduce, batch, activation.shape[1])
     if real is None or bool(real.all()):
         return activation
+    if len(real) == samples and real.numel() == activation.shape[:-1].numel():
+        real = real.reshape(activation.shape[:-1])  # such as (n, 1, 1, T)
     if real.shape != activation.shape[:-1]:
         raise ValueError(
             f"layer {layer!r} gave tokens {tuple(activation.shape[:-1])}, but the mask {reduce.mask!r} is of shape "
@@ -56,13 +59,21 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
     return pooled.reshape(len(pooled), *[1] * (activation.dim() - 2), pooled.shape[-1])
 
 
-def _mask(reduce: Reduce, batch: Batch) -> Tensor | None:
-    """Which tokens are real, as the batch says; None where it says nothing."""
+def _mask(reduce: Reduce, batch: Batch, tokens: int) -> Tensor | None:
+    """Which tokens are real, as the batch says by a mask or by lengths (n,); None where it says nothing."""
     if reduce.mask is None:
         return None
-    given: dict[Any, Any] = {**dict(enumerate(batch.args)), **batch.kwargs}
+    given = batch.given
     name = reduce.mask.removeprefix("~") if isinstance(reduce.mask, str) else reduce.mask
-    if isinstance(mask := given.get(name), Tensor):
+    mask = given.get(name)
+    if isinstance(mask, Tensor):
+        if bool((mask < 0).any()):
+            raise ValueError(
+                f"the mask {name!r} has numbers below zero, as those that are added to attention scores: expected zero "
+                "for padding and one for real tokens. Name another input with Reduce(mask=), or mask=None."
+            )
+        if mask.dim() == 1:
+            mask = torch.arange(tokens, device=mask.device) < mask[:, None]
         return mask != 0 if name == reduce.mask else mask == 0
     if reduce.mask == "attention_mask":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..model.batches import Adapter, Batch, batches, called, count, dtype_of, require_repeatable
-from ..model.capture import device_of, find, run
+from ..model.batches import Adapter, Batch, batches, called, count, dtype_of, names_of, require_repeatable
+from ..model.capture import device_of, find, named, run
 from ..model.infer import check_task, infer_task, warn_of_others
 from ..model.tasks import Prediction, Task, finite
 from ..notes import note
@@ -127,10 +127,13 @@ class Reader:
     def called(self, *args: Any, **kwargs: Any) -> Batch:
         """What a detector was called with, where the model is."""
         batch, device = called(args, kwargs, self.unpack, dtype_of(self.model)), device_of(self.model)
-        return batch if device is None else batch.to(device)
+        return self._named(batch if device is None else batch.to(device))
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
-        return batches(loader, self.unpack, device_of(self.model), dtype_of(self.model))
+        return map(self._named, batches(loader, self.unpack, device_of(self.model), dtype_of(self.model)))
+
+    def _named(self, batch: Batch) -> Batch:
+        return replace(batch, names=names_of(next(named(self.model))[1]))
 
     @contextmanager
     def tentative(self) -> Iterator[None]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import Dataset, IterableDataset
 
 from ..arrays import is_array, to_tensor
@@ -35,6 +37,7 @@ class Batch:
         args: positional inputs.
         kwargs: keyword inputs.
         label: one per sample, or `None`.
+        names: what the model calls its inputs, in the order in which it takes them.
 
     Example:
         >>> batch = Batch((torch.zeros(3, 4),), {}, torch.tensor([0, 1, 1]))
@@ -45,6 +48,14 @@ class Batch:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     label: Tensor | None
+    names: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> dict[Any, Any]:
+        """All inputs, each by its place and by its name, as far as these are known."""
+        named = {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
+        places = {place: named[name] for place, name in enumerate(self.names) if name in named}
+        return {**dict(enumerate(self.args)), **places, **named}
 
     def __len__(self) -> int:
         """Count the samples: the leading size of the first tensor."""
@@ -95,7 +106,8 @@ class Batch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with all its tensors changed."""
-        return Batch(_changed(self.args, change), _changed(self.kwargs, change), _changed(self.label, change))
+        args, kwargs, label = (_changed(part, change) for part in (self.args, self.kwargs, self.label))
+        return replace(self, args=args, kwargs=kwargs, label=label)
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
@@ -107,6 +119,20 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
     """
     whole = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     return next((parameter.dtype for parameter in model.parameters() if parameter.dtype in whole), None)
+
+
+def names_of(model: nn.Module) -> tuple[str, ...]:
+    """What a model calls the inputs that it takes by their place; none where it takes whatever comes.
+
+    Example:
+        >>> names_of(nn.Linear(4, 8))
+        ('input',)
+    """
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # of TorchScript
+        return ()
+    return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
 
 
 def unpack(batch: Any, adapter: Adapter | None = None, dtype: torch.dtype | None = None) -> Batch:
@@ -136,10 +162,16 @@ def unpack(batch: Any, adapter: Adapter | None = None, dtype: torch.dtype | None
             )
         inputs, label = result
         return _built(inputs, label, dtype)
-    items = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    single = isinstance(batch, PackedSequence) or not isinstance(batch, tuple | list)
+    items = (batch,) if single else tuple(batch)
     if len(items) not in (1, 2):
         raise TypeError(f"a batch is x, (x, y) or a dict, but the loader gave {_kind(batch)}. {_HELP}")
     inputs, label = items if len(items) == 2 else (items[0], None)
+    if isinstance(inputs, PackedSequence):
+        raise TypeError(
+            "a packed sequence does not count its samples along its first dimension: give the padded tensor and the "
+            "lengths, as ((x, lengths), y), and pack them inside the model."
+        )
     if isinstance(inputs, Mapping):
         keys = [key for key in ("labels", "label") if key in inputs]
         if len(keys) > 1:
@@ -157,17 +189,18 @@ def called(
 ) -> Batch:
     """Understand what a detector was called with: one batch as a loader gives it, or inputs as the model takes them.
 
-    A tensor or an array is an input, and so is what holds none, such as a list of texts.
+    A tensor or an array is an input, and so is what holds none, such as a list of texts, unless there is an adapter.
+    `**batch` is the same as `batch`.
 
     Example:
         >>> x, y = torch.zeros(2, 5), torch.tensor([0, 1])
         >>> len(called(((x, y),), {}).args), len(called((x, y), {}).args)
         (1, 2)
     """
-    if len(args) == 1 and not kwargs and not _is_data(args[0]):
-        (item,) = args
-        holds = isinstance(item, Mapping | tuple | list)
-        if isinstance(item, Batch) or (any(map(_is_data, leaves(item))) if holds else adapter is not None):
+    item = kwargs if not args else args[0] if len(args) == 1 and not kwargs else None
+    if item is not None and not _is_data(item) and not (kwargs and adapter):
+        holds = isinstance(item, Mapping | tuple | list) and any(map(_is_data, leaves(item)))
+        if isinstance(item, Batch) or holds or adapter is not None:
             return unpack(item, adapter, dtype)
     return Batch(_converted(args, dtype), _converted(kwargs, dtype), None)
 

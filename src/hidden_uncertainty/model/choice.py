@@ -261,7 +261,7 @@ def _views(tensor: Tensor, batch: Batch) -> dict[View, Tensor]:
     if tensor.ndim == 3:
         places = torch.arange(tensor.shape[1], device=tensor.device)
         if _mask_fits(tensor, batch):
-            places = places * (batch.kwargs["attention_mask"].to(tensor.device) != 0)
+            places = places * (batch.given["attention_mask"].to(tensor.device) != 0)
         last = tensor.take_along_dim(places.expand(tensor.shape[:2]).amax(1)[:, None, None], 1)[:, 0]
         return {View("tokens"): tensor.mean(1), View("token"): tensor[:, 0].clone(), View("tokens", "last"): last}
     return {View("channels"): tensor.flatten(2).mean(2), View("tokens"): tensor.flatten(1, -2).mean(1)}
@@ -276,14 +276,15 @@ def _view(call: _Call) -> View:
 
 
 def _counts_padding(call: _Call, batch: Batch) -> bool:
-    """Whether a mean over tokens may count padding: there is a mask, but not the one that reductions find."""
-    if call.given is None or _view(call).how != "tokens" or not any("mask" in name for name in batch.kwargs):
+    """Whether a mean over tokens may count padding: there are a mask or lengths that reductions do not find."""
+    known = any(word in str(name) for name in batch.given for word in ("mask", "lengths"))
+    if call.given is None or _view(call).how != "tokens" or not known:
         return False
     return not _mask_fits(call.given, batch)
 
 
 def _mask_fits(tensor: Tensor, batch: Batch) -> bool:
-    return getattr(batch.kwargs.get("attention_mask"), "shape", None) == tensor.shape[:-1]
+    return getattr(batch.given.get("attention_mask"), "shape", None) == tensor.shape[:-1]
 
 
 def _width(tensor: Tensor, view: View) -> int:

@@ -49,9 +49,10 @@ class Reduce:
         read: the layer's `"output"`, or its `"input"`: what a network's last layer reads is often given by none.
         pool: what `how="tokens"` takes of each number: the `"mean"` over tokens, the maximum, or the last token.
         mask: which input of the network says what tokens are real, by its name or position: (n, tokens), zero for
-            padding. A `"~"` before the name is for masks that are zero for real tokens. `"attention_mask"` may be
-            missing; None counts padding. Packed sequences have their own.
-        batch_axis: which axis counts the inputs, such as 1 for recurrent layers with the time first.
+            padding, or how many there are, (n,). A `"~"` before the name is for masks that are zero for real tokens.
+            `"attention_mask"` may be missing; None counts padding. Packed sequences have their own.
+        batch_axis: which axis counts the inputs, such as 1 for recurrent layers with the time first; packed sequences
+            know their own.
 
     Example:
         >>> Reduce("channels").flat(torch.ones(8, 64, 7, 7)).shape
