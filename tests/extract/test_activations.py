@@ -60,6 +60,31 @@ class Transformer(Bag):
         return classes(input_ids, attention_mask)
 
 
+class Classifier(Transformer):
+    """A transformer whose head reads the mean over real words, or one real word; or gives scores for each of them."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads = reads
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.rnn, self.head = nn.LSTM(6, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        real, rows = attention_mask != 0, torch.arange(len(input_ids))
+        last = (real * torch.arange(real.shape[1])).amax(1)
+        if self.reads == "packed":  # what is packed begins with the first word
+            x = self.embed(input_ids)
+            x = torch.stack([part.roll(-int(start), 0) for part, start in zip(x, real.int().argmax(1), strict=True)])
+            packed = pack_padded_sequence(x, real.sum(1), batch_first=True, enforce_sorted=False)
+            return 9 * self.head(self.rnn(packed)[1][0][-1])
+        places = (real.long().cumsum(1) - 1).clamp(min=0)
+        hidden = self.encoder(self.embed(input_ids) + self.places(places), src_key_padding_mask=~real)
+        if self.reads == "mean":
+            return self.head((hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True))
+        return self.head(hidden[rows, last]) if self.reads == "last" else self.head(hidden)[rows, last]
+
+
 def texts(count: int, seed: int) -> list[Text]:
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(3, 9, (count,), generator=generator).tolist()
@@ -114,6 +139,31 @@ def test_a_text_scores_the_same_alone_and_in_any_padding(
         torch.testing.assert_close(getattr(among, name), getattr(alone, name), rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(among.p_value, alone.p_value, rtol=0, atol=1e-12)
     assert among.surprising.equal(alone.surprising)
+
+
+CHOSEN = {
+    reads: LatentDensity(Classifier(reads)).fit(loader(texts(600, 0)), calibration=loader(texts(600, 1)))
+    for reads in ("mean", "last", "each", "packed")
+}
+
+
+@pytest.mark.parametrize("reads", CHOSEN)
+@settings(deadline=None, max_examples=50)
+@given(
+    text=SENTENCE,
+    beside=st.lists(SENTENCE, max_size=3),
+    left=st.integers(-1, 4),
+    right=st.integers(0, 4),
+    fill=st.integers(0, WORDS - 1),
+    positional=st.booleans(),
+)
+def test_nothing_to_choose_scores_the_same_in_any_padding(
+    reads: str, text: Text, beside: list[Text], left: int, right: int, fill: int, positional: bool
+) -> None:
+    detector, batch = CHOSEN[reads], padded([text, *beside], left, right, fill)
+    alone, among = detector(**padded([text])), detector(*batch.values()) if positional else detector(batch)
+    torch.testing.assert_close(among.epistemic[:1], alone.epistemic, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(among.p_value[:1], alone.p_value, rtol=0, atol=0.004)  # one more score, at most
 
 
 @pytest.mark.parametrize("pool", ["mean", "max", "last"])

@@ -100,3 +100,73 @@ def test_what_no_layer_can_be_chosen_by() -> None:
         last(model, 9, 6)
     with pytest.raises(ValueError, match="no layer with weights was called once"):
         last(model, 9, 6, output=1)
+
+
+class LowRank(nn.Module):
+    """A layer with an adapter of low rank beside it, as libraries for fine-tuning wrap it."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base_layer = layer
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, layer.out_features, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + 2 * self.lora_B["default"](self.lora_A["default"](x))
+
+
+def test_a_head_with_an_adapter() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU())
+    model = nn.Sequential(body, LowRank(nn.Linear(8, 3), 2))
+    x = torch.randn(9, 6)
+    first, head = choose_layers(model, Batch((x,), {}, None))
+    assert head[:5] == ("1.base_layer", "input", "flatten", "mean", 8)
+    assert first.reason.startswith("after 1 of 2 layers")  # the adapter's own are no part of it
+    adapted = nn.Sequential(*(LowRank(nn.Linear(*sizes), 2) for sizes in ((6, 9), (9, 8), (8, 3))))
+    assert choose_layers(adapted, Batch((x,), {}, None))[-1].layer == "2.base_layer"
+
+
+def test_a_network_inside_another_is_no_head() -> None:
+    torch.manual_seed(0)
+    inner = Net(lambda net, x: 3 * net.fc(net.body(x).relu()), body=nn.Linear(6, 5), fc=nn.Linear(5, 3))
+    outer = Net(lambda net, x: net.inner(x), inner=inner)
+    assert last(outer, 9, 6)[:3] == ("inner.fc", "input", "flatten")
+
+
+@pytest.mark.parametrize("n", [7, 8])
+def test_as_many_steps_as_inputs(n: int) -> None:
+    """(time, inputs, width) is not taken for (inputs, time, width), however many there are."""
+    torch.manual_seed(0)
+    model = Net(
+        lambda net, x: net.fc(net.two(net.one(x.transpose(0, 1))[0])[0][-1]),
+        one=nn.LSTM(6, 5),
+        two=nn.LSTM(5, 4),
+        fc=nn.Linear(4, 3),
+    )
+    choices = choose_layers(model, Batch((torch.randn(n, 7, 6),), {}, None))
+    assert [choice[:3] for choice in choices] == [("fc", "input", "flatten")]
+
+
+def test_inputs_that_cannot_be_cut() -> None:
+    model = Net(lambda net, x: net.fc(x[1] @ net.body(x[0])), body=nn.Linear(6, 5), fc=nn.Linear(5, 3))
+    x, square = torch.randn(7, 7, 6), torch.eye(7)  # one for all inputs
+    choices = choose_layers(model, Batch(((x, square),), {}, None))
+    assert [choice.layer for choice in choices] == ["body", "fc"]
+
+
+def test_blocks_in_a_list() -> None:
+    """They are parts of the network also where they are not nearly all of it."""
+    torch.manual_seed(0)
+
+    def call(net: Any, x: Tensor) -> Tensor:
+        x = net.one(net.two(x))
+        for block in net.blocks:
+            x = block(x)
+        return net.fc(net.pooler(x).tanh())
+
+    linear = {name: nn.Linear(6, 6) for name in ("one", "two", "pooler")}
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(4))
+    model = Net(call, blocks=blocks, fc=nn.Linear(6, 3), **linear)
+    choices = choose_layers(model, Batch((torch.randn(9, 6),), {}, None))
+    assert [choice.layer for choice in choices] == ["one", "blocks.2", "fc"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from . import capture
-from .batches import Batch
+from .batches import Batch, leaves
 from .selection import select
 
 SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
@@ -65,6 +65,7 @@ class _Call:
     weighted: bool  # it has weights, and called no part of its own
     done: int  # calls of layers with weights that had ended with it
     before: type[nn.Module] | None  # the last of these layers
+    source: int  # where in memory its input lies
     taken: Tensor | None  # of the shape of its input, without memory
     given: Tensor | None  # of the shape of its output, without memory
     views: dict[View, Tensor]  # its output as one vector per input, (n, k)
@@ -88,7 +89,11 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
         the output of '0' (after 1 of 2 layers with weights before the head)
         the input of '4' (read by the layer that gives the network's output)
     """
-    calls, result = _watch(model, batch)
+    few = _telling(batch).clone()
+    try:
+        calls, result = _watch(model, few)
+    except Exception:  # as of an input that counts something else
+        calls, result = _watch(model, few := batch)
     often = Counter(call.name for call in calls)
     once = [call for call in calls if often[call.name] == 1]
     scores = select(result, output, "the network", "output")
@@ -97,16 +102,16 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
             f"layers are chosen by the outputs of at least one input, (n, ...), but the network gave "
             f"{tuple(scores.shape)}: give a batch with inputs, or choose another output with output=."
         )
-    head, choice = _head([call for call in once if call.weighted], scores, batch)
+    head, choice = _head(once, scores, few)
     before = calls[: next(i for i, call in enumerate(calls) if call is head)]
     total = sum(call.weighted for call in before) + (choice.read == "output")
-    names = _level(model, [call.name for call in before if call.weighted])
+    names = _level(model, [call.name for call in before if call.weighted], set(often))
     others = [
         call
         for call in before
         if call.name in names and call in once and call.done > 0 and _readable(call.given, len(scores))
     ]
-    others = [call for call in others if not _counts_padding(call, batch)]
+    others = [call for call in others if not _counts_padding(call, few)]
     # What comes right before the head is what it reads, and only wanted where there is nothing earlier.
     others = [call for call in others if call.done < total] or others
     found: list[_Call] = []
@@ -116,6 +121,13 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
             found.append(min(left, key=lambda call: abs(call.done / total - share)))
     found.sort(key=lambda call: call.done)
     return [*(_before(call, total) for call in found), choice]
+
+
+def _telling(batch: Batch) -> Batch:
+    """As many inputs as no other axis of theirs counts, so that a layer with the time first is not taken for them."""
+    n = len(batch)
+    sizes = {size for tensor in leaves((batch.args, batch.kwargs), Tensor) for size in tensor.shape[1:]}
+    return batch[: next((count for count in range(n, n // 2, -1) if count not in sizes), n)]
 
 
 def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
@@ -137,10 +149,10 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
             weighted = running.pop() == len(calls) and weights
             if weighted:
                 last, done = type(module), done + 1
-            given = _tensor(output)
-            views = _views(given, batch) if weighted and given is not None else {}
-            shapes = (_shape(_tensor((*args, *kwargs.values()))), _shape(given))
-            calls.append(_Call(name, weighted, done, last, *shapes, views))
+            taken, given = _tensor((*args, *kwargs.values())), _tensor(output)
+            views = {} if given is None else _views(given, batch)
+            source = 0 if taken is None else taken.data_ptr()
+            calls.append(_Call(name, weighted, done, last, source, _shape(taken), _shape(given), views))
 
         return note
 
@@ -162,25 +174,29 @@ def _has_weights(module: nn.Module) -> bool:
 
 def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, Choice]:
     """The layer that gives the network's output, and what to read of it."""
+    whole, pooled = scores.reshape(len(scores), -1), _views(scores, batch)  # where each pixel or token has its own
+
+    def gives(call: _Call, alike: Callable[[Tensor, Tensor], bool]) -> list[View]:
+        return [view for view, values in call.views.items() if alike(values, pooled.get(view, whole))]
+
+    around = [call for call in calls if not call.weighted and gives(call, _same)]
+    calls = [call for call in calls if call.weighted]
     if not calls:
         raise ValueError("no layer with weights was called once, so none can be chosen: name one with layers=.")
-    whole, pooled = (
-        scores.reshape(len(scores), -1),
-        _views(scores, batch),
-    )  # pooled where each pixel or token has its own
     known = [call for call in reversed(calls) if _readable(call.taken, len(scores))]
-    for alike, reason in (
-        (_same, "read by the layer that gives the network's output"),
-        (_as_wide, "read by the last layer that is as wide as the network's output"),
+    # Such as a layer with an adapter beside it, whose outputs are added up.
+    parts = [call for call in known if any(_is_first_of(call, other) for other in around)]
+    for some, alike, reason in (
+        (known, _same, "read by the layer that gives the network's output"),
+        (parts, _as_wide, "read by the part that gives the network's output"),
+        (known, _as_wide, "read by the last layer that is as wide as the network's output"),
     ):
-        for call in known:
-            for view, values in call.views.items():
+        for call in some:
+            for view in gives(call, alike):
                 assert call.taken is not None and call.before is not None
-                if not alike(values, pooled.get(view, whole)):
-                    continue
                 if issubclass(call.before, ORDERED):
                     given = "what the last layer gives, which is the network's output"
-                    return call, Choice(call.name, "output", *view, values.shape[1], given)
+                    return call, Choice(call.name, "output", *view, call.views[view].shape[1], given)
                 if (view.how == "flatten") == (call.taken.ndim <= 2):
                     return call, Choice(call.name, "input", *view, _width(call.taken, view), reason)
     call = calls[-1]
@@ -192,6 +208,11 @@ def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, 
     return call, Choice(call.name, "output", *view, _width(call.given, view), reason)
 
 
+def _is_first_of(call: _Call, other: _Call) -> bool:
+    """Whether a layer is a part of another, and reads what that is given."""
+    return call.name.startswith(f"{other.name}.") and call.source == other.source
+
+
 def _before(call: _Call, total: int) -> Choice:
     assert call.given is not None
     view = _view(call)
@@ -199,8 +220,11 @@ def _before(call: _Call, total: int) -> Choice:
     return Choice(call.name, "output", *view, _width(call.given, view), reason)
 
 
-def _level(model: nn.Module, weighted: Sequence[str]) -> set[str]:
-    """Names of the parts that a network is made of: those of its largest part, where that is nearly all of it."""
+def _level(model: nn.Module, weighted: Sequence[str], called: set[str]) -> set[str]:
+    """Names of the parts that a network is made of: those of its largest part, where that is nearly all of it.
+
+    Of a part that is never called itself, such as a list of blocks, its own parts.
+    """
     within = ""
     while True:
         start = f"{within}." if within else ""
@@ -210,8 +234,12 @@ def _level(model: nn.Module, weighted: Sequence[str]) -> set[str]:
         largest = max(sizes, key=lambda part: sizes[part], default="")
         deeper = any(name.startswith(f"{largest}.") for name in weighted)
         if not largest or not deeper or sizes[largest] <= MOST * len(weighted):
-            return parts
+            break
         within = largest
+    while lists := parts - called:
+        parts -= lists
+        parts |= {name for name, _ in capture.named(model) if name.rpartition(".")[0] in lists}
+    return parts
 
 
 def _same(values: Tensor, scores: Tensor) -> bool:
