@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,17 @@ def test_without_unseen_data_it_learns_from_training_data(
         few = LatentDensity(model).fit(x, calibration=[draw(120, 2)[0]])
     assert not few._fitted().head.combination.unseen and "120 unseen inputs are too few" in caplog.text
     assert len(few._fitted().head.calibration.scores) == 120
+
+
+def test_a_head_by_the_name_of_the_outputs(detector: LatentDensity, model: nn.Sequential, tmp_path: Path) -> None:
+    names = [*map(str, range(len(model) - 1)), "outputs"]
+    same = nn.Sequential(OrderedDict(zip(names, model, strict=True)))
+    found = LatentDensity(same).fit(draw(2000, 1)[0].split(500), calibration=draw(1500, 2)[0].split(500))
+    assert found.layers == ["0", "2", "layer outputs", "outputs"]
+    new = draw(50, 3)[0]
+    assert found(new).epistemic.equal(detector(new).epistemic)
+    found.save(tmp_path / "file")
+    assert LatentDensity.load(tmp_path / "file", same)(new).epistemic.equal(found(new).epistemic)
 
 
 def test_files(detector: LatentDensity, tmp_path: Path) -> None:

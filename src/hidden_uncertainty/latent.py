@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .density import Density, GaussianMixture
 from .detector import Detector
-from .extract import Features, Pixels
+from .extract import OUTPUTS, Features, Pixels
 from .marginal import Marginal
 from .marginal.base import MarginalName
 from .model.batches import Adapter
@@ -285,7 +285,9 @@ def _terms(
             width = min(choice.width, max_dim or choice.width)
             small = classes * width**2 <= LARGEST
             own = GaussianMixture(pooling=POOLING) if small else GaussianMixture(covariance="pooled")
-        terms.append(Term(DensityMethod(copy.deepcopy(own), prior), choice.layer, reduce))
+        # A layer may have the name that the network's own outputs go by.
+        name = f"layer {OUTPUTS}" if choice.layer == OUTPUTS else choice.layer
+        terms.append(Term(DensityMethod(copy.deepcopy(own), prior), choice.layer, reduce, name))
     if classes is None:
         return terms, "last"
     return [*terms, Term(GENMethod())], "fisher"

@@ -86,8 +86,10 @@ class DensityDetector(OutlierMixin, BaseEstimator):
         share = self.contamination
         if share != "auto" and not (isinstance(share, Real) and 0 < share <= 0.5):
             raise ValueError(f"contamination must be 'auto' or a share above 0 and at most 0.5, not {share!r}.")
-        if not (isinstance(self.calibration, Real) and 0 < self.calibration < 1):
-            raise ValueError(f"calibration must be a share between 0 and 1, not {self.calibration!r}.")
+        for name in ("calibration", "false_alarm"):
+            part = getattr(self, name)
+            if not (isinstance(part, Real) and 0 < float(part) < 1):
+                raise ValueError(f"{name} must be a share between 0 and 1, not {part!r}.")
         if not (self.density is None or isinstance(self.density, Density)):
             raise TypeError(f"density takes a density such as GaussianMixture(), or None, not {self.density!r}.")
         options: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": 3}
@@ -99,7 +101,7 @@ class DensityDetector(OutlierMixin, BaseEstimator):
             check_classification_targets(y)
             classes = np.unique(y, return_inverse=True)[1]
         fitted, apart, classes, _ = train_test_split(
-            X, classes, test_size=self.calibration, random_state=self.random_state
+            X, classes, test_size=float(self.calibration), random_state=self.random_state
         )
         given = torch.tensor(classes, device="cpu")
         density = copy.deepcopy(self.density)

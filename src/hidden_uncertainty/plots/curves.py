@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 
 from .. import metrics
 from ..metrics import Values
-from ..uncertainty import Uncertainty
+from ..uncertainty import LayerScores, Uncertainty
 from .style import COLOURS, GREY, INK, INSIDE, array, axes, draw, legend, some, style
 
-Scores = Values | Uncertainty  # of which the epistemic scores are drawn
+Scores = Values | Uncertainty | LayerScores  # of which the epistemic scores are drawn
 _TAIL = 0.01  # share of a group that may fall outside the picture on each side
 
 

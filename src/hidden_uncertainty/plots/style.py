@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..metrics import Values, as_scores
-from ..uncertainty import Uncertainty
+from ..uncertainty import LayerScores, Uncertainty
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; their yellow is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -134,4 +134,4 @@ def some(groups: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(data: Any) -> Any:
     if isinstance(data, tuple | list) and len(data) == 2:
         return tuple(map(_scores, data))
-    return data.epistemic if isinstance(data, Uncertainty) else data
+    return data.epistemic if isinstance(data, Uncertainty | LayerScores) else data
