@@ -2,6 +2,8 @@
 
 A block of `text` right after a block of `python` is what that block prints. In `text about`, numbers may be a little
 different: those of a trained network are, from one machine to another.
+
+Packages that a page is about and the tests do not need come from `stand_ins`: small ones with the same interface.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).parents[1]
+STAND_INS = Path(__file__).parent / "stand_ins"
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?")
 
@@ -58,7 +61,7 @@ def run(page: Path) -> Iterator[tuple[Example, str]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in another order train another network
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), stand_ins():
             for example in examples(page.read_text(encoding="utf-8")):
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed):
@@ -67,6 +70,21 @@ def run(page: Path) -> Iterator[tuple[Example, str]]:
                 yield example, printed.getvalue()
     finally:
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[None]:
+    """Have a page import the stand-ins, also where the packages themselves are installed."""
+    names = [path.stem for path in STAND_INS.glob("*.py")]
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(STAND_INS))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(STAND_INS))
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 def same(found: str, shown: str, *, about: bool = False) -> bool:

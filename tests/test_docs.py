@@ -2,12 +2,13 @@
 
 import re
 import runpy
+import sys
 
 import pytest
 import torch
 
 from hidden_uncertainty.abilities import ABILITIES
-from pages import FENCE, ROOT, examples, run, same
+from pages import FENCE, ROOT, STAND_INS, examples, run, same
 from reproduction.studies import NAMES
 
 PAGES = [page for folder in ("docs", "bench", ".") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
@@ -89,6 +90,15 @@ def test_every_page_is_listed(source):
 )
 def test_what_counts_as_the_same(found, shown, about, expected):
     assert same(found, shown, about=about) is expected
+
+
+def test_stand_ins_are_there_for_a_page_alone(tmp_path):
+    before = dict(sys.modules)
+    page = tmp_path / "page.md"
+    page.write_text("```python\nimport timm\nprint(timm.__file__)\n```\n", encoding="utf-8")
+    ((_, found),) = run(page)
+    assert found.strip() == str(STAND_INS / "timm.py")
+    assert sys.modules.get("timm") is before.get("timm") and str(STAND_INS) not in sys.path
 
 
 def test_text_that_no_code_prints_is_refused():
