@@ -69,15 +69,20 @@ def test_bets_against_a_plain_loop():
     inside = np.histogram(calibration.double().numpy(), [-math.inf, *edges, math.inf])[0]
     assert np.abs(inside - sizes).max() <= 1  # each size counts gaps
     bets = module._bets(monitor.sizes).tolist()
-    left, running, total, likely = 1.0, [], [], []
-    urn = list(sizes)
+    J = len(bets)
+    running = [(0, j, 0.5 / J, 1.0) for j in range(J)]  # the first ones are from the start
+    urn, left, total, likely = list(sizes), 0.5, [], []
     for t, score in enumerate(stream.tolist()):
         place = sum(score > edge for edge in edges)
         after = 0.5 * (1 + (t + 1) / 1000) ** -0.2
-        running += [(t, j, (left - after) / len(bets), 1.0) for j in range(len(bets))]
+        running += [(t, j, (left - after) / J, 1.0) for j in range(J)]
         left = after
         factor = [bet[place] / (sum(map(math.prod, zip(urn, bet, strict=True))) / sum(urn)) for bet in bets]
-        running = [(start, j, worth * factor[j], ratio * factor[j]) for start, j, worth, ratio in running]
+        first = [(sizes[place] * bet[place] + urn[place] - sizes[place]) / urn[place] for bet in bets]
+        factors = first + factor * (t + 1)
+        running = [
+            (start, j, worth * f, ratio * f) for (start, j, worth, ratio), f in zip(running, factors, strict=True)
+        ]
         urn[place] += 1
         total.append(left + sum(worth for *_, worth, _ in running))
         likely.append(max(running, key=lambda one: one[-1])[0])
@@ -173,7 +178,7 @@ def test_false_alarms_by_simulation():
     [
         lambda n, g: torch.zeros(n),
         lambda n, g: torch.randint(3, (n,), generator=g).float(),
-        lambda n, g: torch.where(torch.rand(n, generator=g) < 0.3, math.inf, torch.rand(n, generator=g)),
+        lambda n, g: torch.where(torch.rand(n, generator=g) < 0.6, math.inf, torch.rand(n, generator=g)),
         lambda n, g: torch.where(torch.rand(n, generator=g) < 0.7, -math.inf, 1e30),
     ],
     ids=["constant", "whole", "infinite", "two"],
@@ -285,6 +290,8 @@ def test_what_is_taken_and_what_is_not():
             Monitor(scores, rate)
     with pytest.raises(ValueError, match="one score per input"):
         Monitor(torch.zeros(0))
+    with pytest.raises(ValueError, match="no calibration scores"):
+        Monitor(Calibration())
 
 
 def test_a_long_way(tmp_path):

@@ -19,10 +19,10 @@ from .uncertainty import Uncertainty
 
 SHIFTS = (0.25, 0.5, 1.0, 2.0)  # deviations that bets expect normal scores to have moved by, up or down
 SCALES = (0.6, 1.6)  # that they are narrower or wider by
-TAILS = (0.03, 0.15, 0.5)  # shares of inputs that have moved to the highest scores, or to the lowest
-PEAK = 0.2  # exponent of these: how close to the end they are
+TAILS = (0.05, 0.15, 0.5)  # shares of inputs that have moved to the highest scores, or to the lowest
+PEAK = 0.3  # exponent of these: how close to the end they are
 HEDGE = 0.02  # of every bet stays on no drift, so that no input can ruin it
-SOON, DECAY = 1000, 0.2  # when drift is expected to begin: the part 1/2 (1 + t / SOON)^-DECAY after t inputs
+SOON, DECAY = 1000, 0.2  # when drift is expected: half at once, and a part (1 + t / SOON)^-DECAY of the rest after t
 TIES = 10  # margins of a `Calibration` within which scores have a random order
 ROWS = 4096  # inputs that are worked on at once
 HIGHEST = 1e300  # what stands for infinity
@@ -42,11 +42,18 @@ class Monitor:
 
     .. math:: P(\text{next in bin } k) = \pi_k = \frac{n_k + c_k}{n + 1 + t}
 
-    exactly: a Pólya urn. A bet multiplies its stake by :math:`g_k / \sum_l \pi_l g_l` when a score falls in bin k,
-    which is 1 on average. There are 16 bets: scores move up or down, spread or narrow, or some go to either end. Each
-    begins anew at every input with a part of its stake, and all parts add up to one. What they are worth together, the
-    evidence, is a martingale that starts at 1, and by Ville's inequality ever reaches 1/α with a probability of α at
-    most. Equal scores are put in a random order. Infinite ones, of inputs that the network gives NaN for, are highest.
+    exactly: a Pólya urn. So a bet that multiplies its stake by :math:`b_k / \pi_k` when a score falls in bin k, with
+    any :math:`b_k` that add up to one and do not depend on that score, keeps it on average. There are bets that scores
+    move up or down, spread or narrow, or that some go to either end: that bin k becomes :math:`g_k` times as likely.
+    Half of the stake is on such drift from the start, and the other half is handed out from input to input, to drift
+    that begins there:
+
+    .. math:: b_k = \frac{n_k g_k + c_k}{n + 1 + t} \quad\text{from the start,}\qquad
+        b_k = \frac{\pi_k g_k}{\sum_l \pi_l g_l} \quad\text{later.}
+
+    What all of it is worth, the evidence, is then a martingale that starts at 1. By Ville's inequality it ever reaches
+    1/α with a probability of at most α. Equal scores are put in a random order, and infinite ones, of inputs that the
+    network gives NaN for, are the highest.
 
     Args:
         calibration: scores of unseen in-distribution inputs, (n,), or a `Calibration` that was fitted to them.
@@ -68,13 +75,16 @@ class Monitor:
         if not isinstance(calibration, Calibration):
             calibration = Calibration().fit(torch.as_tensor(to_tensor(calibration), device="cpu"))
         known = calibration.scores.detach().cpu().double()
+        if not len(known):
+            raise ValueError("there are no calibration scores: fit the Calibration to scores of unseen data first.")
         self.samples, self.false_alarm = len(known), share("false_alarm", false_alarm)
         self.width = TIES * calibration.margin
-        self.usual = float(known.abs().clamp(max=HIGHEST).median()) or 1.0
-        fixed = torch.Generator("cpu").manual_seed(0)  # all monitors of one calibration have the same edges
-        self.edges = self._untied(known, fixed).sort().values[_ranks(self.samples) - 1]  # (K - 1,)
+        self.usual = float(known[known.isfinite()].abs().median().nan_to_num(1.0)) or 1.0
         self._random = torch.Generator("cpu").manual_seed(io.plain(seed) + 1)
         self.reset()
+        fixed = torch.Generator("cpu").manual_seed(0)  # all monitors of one calibration have the same edges
+        ranks = self.sizes.cumsum(0)[:-1].long()
+        self.edges = self._untied(known, fixed).sort().values[ranks - 1]  # (K - 1,)
 
     @classmethod
     def of(cls, detector: Detector, false_alarm: float = 0.01, *, seed: int = 0) -> Self:
@@ -99,8 +109,8 @@ class Monitor:
         self.sizes = _sizes(self.samples)  # (K,) gaps between calibration scores, per bin
         self.counts = torch.zeros_like(self.sizes)  # (K,) inputs per bin
         self._bets = _bets(self.sizes)  # (J, K)
-        self._worth = torch.full_like(self._bets[:, 0], -math.inf)  # (J,) log of what was staked on each
-        self._best, self._start = self._worth, torch.zeros_like(self._worth)  # (J,) of the best start
+        self._worth = self._bets.new_full((2 * len(self._bets),), -math.inf)  # log, of each bet
+        self._best, self._start = self._worth, torch.zeros_like(self._worth)  # of the best start
 
     @property
     def drifted(self) -> bool:
@@ -128,15 +138,17 @@ class Monitor:
             if not torch.equal(self.edges, scores.edges):
                 raise ValueError("monitors can be put together where they have the same calibration; these differ.")
             if scores.inputs:
-                self._take(self._block(scores.counts), scores.inputs)
+                self._take(_block(self._bets, self.sizes, self.counts, scores.counts), scores.inputs)
                 self.counts = self.counts + scores.counts
             return self.drifted
         bins = torch.searchsorted(self.edges, self._untied(_one_per_input(scores), self._random))
         for some in bins.split(ROWS) if len(bins) else ():
             each = torch.nn.functional.one_hot(some, len(self.counts)).double()  # (n, K)
             urn = self.sizes + self.counts + each.cumsum(0) - each  # (n, K) before each input
-            expected = (urn @ self._bets.T) / urn.sum(1, keepdim=True)  # (n, J)
-            self._take((self._bets.T[some] / expected).log(), 1)
+            here, bets = urn.gather(1, some[:, None]), self._bets.T[some]  # (n, 1) (n, J)
+            early = 1 + self.sizes[some, None] * (bets - 1) / here
+            later = bets * urn.sum(1, keepdim=True) / (urn @ self._bets.T)
+            self._take(torch.cat([early, later], 1).log(), 1)
             self.counts = self.counts + each.sum(0)
         return self.drifted
 
@@ -190,9 +202,7 @@ class Monitor:
         io.replace(path, self.metrics(**labels).encode())
 
     def __repr__(self) -> str:
-        state = (
-            "no drift seen" if self.alarm is None else f"drifted after about {self.since:,}, seen after {self.alarm:,}"
-        )
+        state = f"drifted after about {self.since:,}, seen after {self.alarm:,}" if self.drifted else "no drift seen"
         return f"Monitor({self.samples:,} calibration scores, {self.inputs:,} inputs, {state})"
 
     def _untied(self, scores: Tensor, generator: torch.Generator) -> Tensor:
@@ -201,20 +211,14 @@ class Monitor:
         noise = 2 * torch.rand(len(scores), generator=generator, dtype=torch.float64, device="cpu") - 1
         return finite + self.width * finite.abs().clamp(min=self.usual) * noise
 
-    def _block(self, counts: Tensor) -> Tensor:
-        """What a block of inputs multiplies each bet by, as logarithms, (1, J): its probability over the urn's."""
-        urn = self.sizes + self.counts
-        bets = self._bets * urn / (self._bets * urn).sum(1, keepdim=True)  # (J, K)
-        null = ((urn + counts).lgamma() - urn.lgamma()).sum() - (urn + counts).sum().lgamma() + urn.sum().lgamma()
-        return ((counts * bets.log()).sum(1) - null)[None]
-
     def _take(self, steps: Tensor, inputs: int) -> None:
-        """Go on by steps of so many inputs each: the logarithms of what each bet is multiplied by, (n, J)."""
+        """Go on by steps of so many inputs each: the logarithms of what each bet is multiplied by, (n, 2 J)."""
         before = self.inputs + inputs * torch.arange(len(steps), dtype=torch.float64, device="cpu")  # (n,)
         gain = steps.cumsum(0)
-        stakes = (_stake(before, inputs) / len(self._bets)).log()[:, None]
-        worth = torch.cat([self._worth[None], stakes + steps - gain]).logcumsumexp(0)[1:] + gain
-        best, place = torch.cat([self._best[None], steps - gain]).cummax(0)  # of equal stakes
+        stakes = _stakes(before, inputs).repeat_interleave(len(self._bets), 1) / len(self._bets)  # (n, 2 J)
+        worth = torch.cat([self._worth[None], stakes.log() + steps - gain]).logcumsumexp(0)[1:] + gain
+        begun = torch.where(stakes > 0, steps - gain, -math.inf)
+        best, place = torch.cat([self._best[None], begun]).cummax(0)  # of equal stakes
         start = torch.cat([self._start[None], before[:, None].expand_as(steps)]).gather(0, place)
         evidence = torch.logaddexp(worth.logsumexp(1), _unspent(before + inputs).log())  # (n,)
         reached = (evidence >= -math.log(self.false_alarm)).nonzero()
@@ -243,18 +247,12 @@ def _one_per_input(scores: Any) -> Tensor:
     return values.detach().cpu().double()
 
 
-def _ranks(samples: int) -> Tensor:
-    """Which calibration scores are edges of bins: the 1st, 2nd, 4th ... from either end, and the middle one."""
-    powers = [1 << i for i in range(samples.bit_length()) if 3 << i < samples + 1]
-    ranks = {*powers, (samples + 1) // 2, *(samples + 1 - power for power in powers)}
-    return torch.tensor(sorted(ranks), device="cpu")
-
-
 def _sizes(samples: int) -> Tensor:
-    """How many of the samples + 1 gaps between calibration scores are in each bin, (K,)."""
-    ranks = _ranks(samples)
-    ends = torch.tensor([0, samples + 1], device="cpu")
-    return torch.cat([ends[:1], ranks, ends[1:]]).diff().double()
+    """How many of the gaps around so many scores are in each bin, (K,): 1, 1, 2, 4 ... from either end."""
+    gaps = samples + 1
+    powers = [1 << i for i in range(gaps.bit_length()) if 3 << i < gaps]
+    ends = {0, *powers, gaps // 2, *(gaps - power for power in powers), gaps}
+    return torch.tensor(sorted(ends), dtype=torch.float64, device="cpu").diff()
 
 
 def _bets(sizes: Tensor) -> Tensor:
@@ -268,12 +266,22 @@ def _bets(sizes: Tensor) -> Tensor:
     return HEDGE + (1 - HEDGE) * torch.stack(shifted + scaled + tails).diff() / base
 
 
+def _block(bets: Tensor, sizes: Tensor, before: Tensor, counts: Tensor) -> Tensor:
+    """What inputs of known counts, in an unknown order, multiply each bet by, as logarithms, (1, 2 J)."""
+    urn, moved = sizes + before, sizes * bets + before  # (K,) (J, K)
+    likely = bets * urn / (bets * urn).sum(1, keepdim=True)
+    null = (urn + counts).lgamma() - urn.lgamma()
+    early = ((moved + counts).lgamma() - moved.lgamma() - null).sum(1)
+    later = (counts * likely.log() - null).sum(1) + (urn + counts).sum().lgamma() - urn.sum().lgamma()
+    return torch.cat([early, later])[None]
+
+
 def _unspent(inputs: Tensor) -> Tensor:
     """The part of the stake that waits for drift that begins after so many inputs, of which there is at least one."""
     return (1 + inputs / SOON) ** -DECAY / 2
 
 
-def _stake(before: Tensor, inputs: int) -> Tensor:
-    """What is staked on drift that begins after so many inputs, and not later than `inputs` more: half at once."""
+def _stakes(before: Tensor, inputs: int) -> Tensor:
+    """What is staked before each step on drift from the start, and on drift that begins within it, (n, 2)."""
     later = _unspent(before) * -torch.expm1(-DECAY * torch.log1p(inputs / (SOON + before)))
-    return later + (before == 0) / 2
+    return torch.stack([(before == 0) / 2, later], 1)
