@@ -163,14 +163,14 @@ def test_workers_find_together_what_none_finds_alone():
 def test_false_alarms_by_simulation():
     """Few calibration scores and long streams: with the calibration set taken for the truth, most would be alarms."""
     alarms, plain = 0, 0
-    for seed in range(150):
-        scores = normal(40 + 3000, seed=seed)
+    for seed in range(100):
+        scores = normal(40 + 2000, seed=seed)
         alarms += Monitor(scores[:40], false_alarm=0.05).update(scores[40:])
         naive = Monitor(scores[:40], false_alarm=0.05)
         naive.sizes = naive.sizes * 1e12
         plain += naive.update(scores[40:])
-    assert alarms <= 13  # 1 in 10,000 would be more at 5 %
-    assert plain > 75
+    assert alarms <= 14  # more would come once in 10,000 at 5 %
+    assert plain > 40
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_ties_raise_no_alarm(draw):
         monitor = Monitor(calibration, false_alarm=0.1, seed=seed)
         alarms += monitor.update(draw(1000, generator))
         assert int((monitor.counts == 0).sum()) <= len(monitor.counts) // 2  # they are spread, as ranks are
-    assert alarms <= 15  # 1 in 1,000 would be more at 10 %
+    assert alarms <= 15  # more would come once in 1,000 at 10 %
 
 
 def test_ties_that_rounding_has_moved():
@@ -280,7 +280,13 @@ def test_what_is_taken_and_what_is_not():
         other.update([0.5, 1.5])
         assert same(one, other)
         other.reset()
+    assert not other.update([0.5])
+    other = Monitor(scores)
     other.update(torch.tensor([0.5], requires_grad=True))
+    with torch.device("meta"):  # whatever the default device is
+        third = Monitor(scores.numpy())
+        third.update([0.5])
+    assert same(other, third)
     maps = Uncertainty(prediction=torch.zeros(2, 3, 3), epistemic=torch.zeros(2, 3, 3))
     for wrong in (maps, torch.tensor(1.0)):
         with pytest.raises(ValueError, match="one score per input"):

@@ -237,14 +237,15 @@ class Monitor:
 
 def _one_per_input(scores: Any) -> Tensor:
     """Scores (n,) in float64, in main memory."""
-    values = torch.as_tensor(to_tensor(scores.epistemic if isinstance(scores, Uncertainty) else scores))
+    given = scores.epistemic if isinstance(scores, Uncertainty) else scores
+    values = torch.as_tensor(to_tensor(given), device="cpu").detach()
     if values.dim() != 1:
         raise ValueError(
             f"expected one score per input, (n,); got {tuple(values.shape)}. For pixels, make one number of each map, "
             "here and for Monitor(calibration_scores): u.epistemic.flatten(1).quantile(0.99, dim=1)."
         )
     refuse_nan(values)
-    return values.detach().cpu().double()
+    return values.double()
 
 
 def _sizes(samples: int) -> Tensor:
