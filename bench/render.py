@@ -1,7 +1,8 @@
-"""`python -m bench.render`: fill bench/RESULTS.md and docs/speed.md from the files in bench/; no number is typed.
+"""`python -m bench.render`: fill bench/RESULTS.md and two pages of docs/ from the files in bench/; no number is typed.
 
 A page marks a place with `<!-- bench:NAME -->` and `<!-- /bench -->`; what lies between is replaced. What was not
-measured yet says so. bench/RESULTS.md shows everything; docs/speed.md shows what a user needs.
+measured yet says so. bench/RESULTS.md shows all times, docs/speed.md those that a user needs, docs/monitoring.md what
+was simulated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE / "RESULTS.md", HERE.parent / "docs" / "speed.md")
+PAGES = (HERE / "RESULTS.md", *(HERE.parent / "docs" / name for name in ("speed.md", "monitoring.md")))
 PLACE = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 OTHERS = {
     "ensemble": "ensemble of ten networks",
@@ -291,6 +292,42 @@ def _busy(entries: list[dict[str, Any]], before: dict[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{made}, {_versions(machine)}"
 
 
+def _alarms(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """How many streams without drift raise an alarm, per way and rate."""
+    found = {(row["method"], row["rate"]): row for row in result["false_alarms"]}
+    rates = sorted({rate for _, rate in found})
+    rows = []
+    for method in dict.fromkeys(method for method, _ in found):
+        own = [found[method, rate] for rate in rates]
+        cells = [
+            f"{row['alarms'] / result['streams']:.2%} ({row['range'][0]:.2%} to {row['range'][1]:.2%})" for row in own
+        ]
+        rows.append([method, *cells])
+    return f"{table(['', *(f'at most {rate:.0%}' for rate in rates)], rows)}\n\n{_simulated(result)}"
+
+
+def _delays(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """After how many inputs drift is seen, per kind of drift and way."""
+    kinds = {"share": "{:.0%} of inputs are unfamiliar", "mean": "all scores are {:g} σ higher"}
+    parts = []
+    for quiet in dict.fromkeys(row["quiet"] for row in result["delays"]):
+        lines: dict[str, dict[str, str]] = {}
+        for row in [row for row in result["delays"] if row["quiet"] == quiet]:
+            size = "" if row["calibration"] == result["calibration"] else f", {row['calibration']:,} calibration scores"
+            ends = [f"{row[key]:,.0f}" if row[key] is not None else "–" for key in ("median", "most")]
+            cells = lines.setdefault(kinds[row["kind"]].format(row["size"]), {})
+            cells[row["method"] + size] = f"{ends[0]} ({ends[1]})"
+        ways = list(next(iter(lines.values())))
+        when = f"after {quiet:,} quiet inputs" if quiet else "from the start"
+        parts.append(table([when, *ways], [[name, *(cells[way] for way in ways)] for name, cells in lines.items()]))
+    return "\n\n".join([*parts, _simulated(result)])
+
+
+def _simulated(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    return f"`{result['command']}`, {result['date'][:10]}, {result['seconds'] / 60:.0f} minutes, {_versions(machine)}"
+
+
 SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
@@ -301,6 +338,8 @@ SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "memory": ("latest.json", "history.jsonl", "make bench", _memory),
     "fit": ("growth.json", "growth-history.jsonl", "make bench-growth", _fit),
     "device": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _device),
+    "alarms": ("monitor.json", "monitor-history.jsonl", "python -m bench.monitor", _alarms),  # nor have these two
+    "delays": ("monitor.json", "monitor-history.jsonl", "python -m bench.monitor", _delays),
 }
 
 

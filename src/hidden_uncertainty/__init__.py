@@ -17,6 +17,7 @@ from .extract import Features, Pixels
 from .latent import LatentDensity, suggest
 from .model.layers import layers
 from .model.tasks import Classification, Regression
+from .monitor import Monitor
 from .reduce import Reduce
 from .scoring.calibration import Calibration
 from .scoring.distribution import OutputDistribution
@@ -39,6 +40,7 @@ __all__ = [
     "JointMixture",
     "LatentDensity",
     "LayerScores",
+    "Monitor",
     "OutputDistribution",
     "Pixels",
     "Reduce",

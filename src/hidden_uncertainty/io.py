@@ -88,6 +88,11 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping
         ...     read(f"{folder}/detector.safetensors")
         ({'layers': ['layer3']}, {'mean': tensor([0., 0.])})
     """
+    replace(path, _serialise(_to_json(header), tensors))
+
+
+def replace(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file in one step, in a folder that exists: whoever reads it sees all of the old or all of the new."""
     # A link keeps pointing to the file that is replaced.
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -95,7 +100,6 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping
     _refuse_special(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder of '{path}' does not exist: make '{target.parent}' first")
-    content = _serialise(_to_json(header), tensors)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:

@@ -71,7 +71,7 @@ class Calibration(nn.Module):
             raise ValueError(
                 f"expected one score per input, (n,) with n > 0; got a tensor of shape {tuple(scores.shape)}"
             )
-        _refuse_nan(scores)
+        refuse_nan(scores)
         at_least_single = torch.promote_types(scores.dtype, torch.float32)
         self.scores = scores.detach().to(at_least_single).sort().values
         if again is not None and len(again[0]):
@@ -96,7 +96,7 @@ class Calibration(nn.Module):
         """
         n = self._fitted()
         if not torch.compiler.is_compiling():
-            _refuse_nan(scores)
+            refuse_nan(scores)
         # Both in the wider of their precisions, as `surprising` compares.
         dtype = torch.promote_types(self.reach.dtype, scores.dtype)
         below = torch.searchsorted(self.reach.to(dtype), scores.detach().to(dtype).contiguous())
@@ -126,12 +126,12 @@ class Calibration(nn.Module):
             >>> round(calibration.threshold(0.01)), round(calibration.threshold(0.01, confidence=0.95))
             (990, 995)
         """
-        n, alpha = self._fitted(), _share("false_alarm", false_alarm)
+        n, alpha = self._fitted(), share("false_alarm", false_alarm)
         what = f"a false-alarm rate of {false_alarm}"
         if confidence is None:
             rank, needed = _marginal_rank(n, alpha)
         else:
-            rank, needed = _confident_rank(n, alpha, _share("confidence", confidence))
+            rank, needed = _confident_rank(n, alpha, share("confidence", confidence))
             what += f" with confidence {confidence}"
         return self._reached(rank, needed, what, "a higher rate")
 
@@ -143,7 +143,7 @@ class Calibration(nn.Module):
             990
         """
         # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
-        beyond = round(1 - _share("coverage", coverage), 12)
+        beyond = round(1 - share("coverage", coverage), 12)
         return self._reached(*_marginal_rank(self._fitted(), beyond), f"a coverage of {coverage}", "a lower one")
 
     def config(self) -> dict[str, Any]:
@@ -230,18 +230,19 @@ def _confident_rank(n: int, alpha: float, confidence: float) -> tuple[int, int]:
     return rank, needed
 
 
-def _share(name: str, value: float) -> float:
+def share(name: str, value: float) -> float:
     """A share as a float, whatever kind of number came."""
     try:
-        share = float(value)
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a number between 0 and 1, not {value!r}") from error
-    if not 0 < share < 1:
+    if not 0 < number < 1:
         raise ValueError(f"{name} must lie between 0 and 1, both excluded; got {value}")
-    return share
+    return number
 
 
-def _refuse_nan(scores: Tensor) -> None:
+def refuse_nan(scores: Tensor) -> None:
+    """Raise a ValueError that counts the scores that are NaN, where any is."""
     # A sum is NaN if a summand is; where infinities of both signs make it so, each is looked at.
     if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
         wrong = int(scores.isnan().sum())
