@@ -16,7 +16,7 @@ from .detector import Detector
 from .extract import Features, Pixels
 from .latent import LatentDensity, suggest
 from .model.layers import layers
-from .model.tasks import Classification, Regression
+from .model.tasks import Classification, MultiLabel, Regression
 from .reduce import Reduce
 from .scoring.calibration import Calibration
 from .scoring.distribution import OutputDistribution
@@ -38,6 +38,7 @@ __all__ = [
     "JointMixture",
     "LatentDensity",
     "LayerScores",
+    "MultiLabel",
     "OutputDistribution",
     "Pixels",
     "Reduce",
