@@ -139,8 +139,8 @@ class LabelSets(Categorical):
         self.sets = found[order[: min(max(2, int((counts >= FEWEST).sum())), classes or MOST)]]
         which = self.of(y)
         self.fit_counts(which.bincount(minlength=len(self.sets)))
-        have = torch.zeros_like(self.sets, dtype=torch.float64).index_add_(0, which, y.double())
-        self.share = (have / which.bincount()[:, None]).float()
+        have = torch.zeros_like(self.sets).index_add_(0, which, y)
+        self.share = have.float() / which.bincount()[:, None]
         return self
 
     def of(self, y: Tensor) -> Tensor:
