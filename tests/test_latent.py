@@ -91,7 +91,7 @@ def test_given_labels_it_knows_the_noise_of_the_data(trained, data):
     expected = -(0.7 * np.log(0.7) + 0.3 * np.log(0.3))
     assert float(torn.aleatoric.median()) == pytest.approx(expected, abs=0.15)
     assert float(sure.aleatoric.median()) < 0.05
-    with pytest.raises(ValueError, match="condition='label' needs one whole-numbered label"):
+    with pytest.raises(ValueError, match="condition='label' needs whole-numbered labels"):
         LatentDensity(trained, "hidden", condition="label", task="classification").fit([x for x, _ in data["train"]])
 
 

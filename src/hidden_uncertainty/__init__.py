@@ -16,7 +16,7 @@ from .detector import Detector
 from .extract import Features, Pixels
 from .latent import LatentDensity, suggest
 from .model.layers import layers
-from .model.tasks import Classification, Regression
+from .model.tasks import Classification, MultiLabel, Regression
 from .monitor import Monitor
 from .reduce import Reduce
 from .scoring.calibration import Calibration
@@ -41,6 +41,7 @@ __all__ = [
     "LatentDensity",
     "LayerScores",
     "Monitor",
+    "MultiLabel",
     "OutputDistribution",
     "Pixels",
     "Reduce",

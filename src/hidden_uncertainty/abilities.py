@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-Ability = Literal["save", "features", "pixels"]
+Ability = Literal["save", "features", "pixels", "labels"]
 
 
 class Abilities(NamedTuple):
@@ -13,30 +13,33 @@ class Abilities(NamedTuple):
     save: bool  # be written to a file and read again
     features: bool  # be fitted to features that were extracted before, and score them
     pixels: bool  # score every pixel of networks that predict for each
+    labels: bool  # score networks that predict several labels per input
 
 
 ABILITIES: dict[str, Abilities] = {
-    "Detector": Abilities(save=True, features=True, pixels=True),
-    "LatentDensity": Abilities(save=True, features=True, pixels=True),
-    "Mahalanobis": Abilities(save=True, features=True, pixels=True),
-    "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True),
-    "NearestNeighbours": Abilities(save=True, features=True, pixels=True),
-    "KernelDensity": Abilities(save=True, features=True, pixels=True),
-    "Credibility": Abilities(save=True, features=True, pixels=False),
-    "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True),
-    "MaxProbability": Abilities(save=True, features=True, pixels=True),
-    "Energy": Abilities(save=True, features=True, pixels=True),
-    "GEN": Abilities(save=True, features=True, pixels=True),
-    "DeepEnsemble": Abilities(save=False, features=False, pixels=True),
-    "MCDropout": Abilities(save=False, features=False, pixels=True),
-    "GaussianProcess": Abilities(save=False, features=False, pixels=False),
-    "PytorchOOD": Abilities(save=False, features=False, pixels=False),
-    "PytorchOODFeatures": Abilities(save=False, features=True, pixels=True),
+    "Detector": Abilities(save=True, features=True, pixels=True, labels=True),
+    "LatentDensity": Abilities(save=True, features=True, pixels=True, labels=True),
+    "Mahalanobis": Abilities(save=True, features=True, pixels=True, labels=True),
+    "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True, labels=True),
+    "NearestNeighbours": Abilities(save=True, features=True, pixels=True, labels=True),
+    "KernelDensity": Abilities(save=True, features=True, pixels=True, labels=False),
+    "Credibility": Abilities(save=True, features=True, pixels=False, labels=False),
+    "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True, labels=True),
+    "MaxProbability": Abilities(save=True, features=True, pixels=True, labels=True),
+    "Energy": Abilities(save=True, features=True, pixels=True, labels=True),
+    "GEN": Abilities(save=True, features=True, pixels=True, labels=True),
+    "DeepEnsemble": Abilities(save=False, features=False, pixels=True, labels=False),
+    "MCDropout": Abilities(save=False, features=False, pixels=True, labels=False),
+    "GaussianProcess": Abilities(save=False, features=False, pixels=False, labels=False),
+    "PytorchOOD": Abilities(save=False, features=False, pixels=False, labels=True),
+    "PytorchOODFeatures": Abilities(save=False, features=True, pixels=True, labels=True),
 }
 _WORDS: dict[Ability, str] = {
     "save": "cannot be saved: what it holds is not only numbers of its own. Fit it again where it is needed",
     "features": "scores inputs, not features of them: use fit(loader) and predict(loader)",
     "pixels": "scores whole inputs, not pixels: leave pixels= out, or use another method",
+    "labels": "is not for several labels per input: use LatentDensity, Mahalanobis, NearestNeighbours or GEN, or one "
+    "detector per label, with task='classification' and a model that returns that label's logit alone",
 }
 
 

@@ -368,7 +368,7 @@ class Detector:
 
     def _fit_terms(self, features: Features) -> Fitted:
         methods = {name: term.method for name, term in self.terms.items()}
-        return fit_terms(methods, features, self.condition, self._combination, owner=type(self).__name__)
+        return fit_terms(methods, features, self.condition, self._combination, owner=self)
 
     def _calibrate(self, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
         def read(batch: Batch) -> Reading:

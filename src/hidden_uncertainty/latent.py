@@ -19,11 +19,11 @@ from .model.batches import Adapter
 from .model.capture import run
 from .model.choice import Choice, Choices, choose_layers
 from .model.layers import with_names
-from .model.tasks import Condition, Task, TaskName
+from .model.tasks import Condition, MultiLabel, Task, TaskName
 from .notes import note
 from .precision import gradients
 from .reduce import How, Reduce
-from .scoring.bayes import DensityMethod, Prior
+from .scoring.bayes import DEFAULTS, DensityMethod, Prior
 from .scoring.combination import Combine
 from .scoring.distribution import OutputDistribution, grid
 from .scoring.outputs import GENMethod
@@ -52,13 +52,15 @@ class LatentDensity(Detector):
             what the last layer reads, brought to length one, two layers before it, and the outputs; for numbers, what
             the last layer reads. `suggest(model, loader)` shows which.
         density: p(z | ŷ), copied for every layer; or a mapping with one for each layer. None is a `GaussianMixture` per
-            class for classes and a `JointMixture` for numbers; for layers that were chosen, one Gaussian per class, of
+            class for classes, one Gaussian of a covariance that all share per set of labels, and a `JointMixture` for
+            numbers; for layers that were chosen, one Gaussian per class, of
             covariances that classes share in part, or wholly where there are many.
         max_dim: layers that are wider are reduced to this many dimensions; None never reduces.
         reduce: how a layer's output becomes a vector: `"flatten"`, `"channels"`, `"tokens"`, `"token"`, `"project"`, or
             a `Reduce`, whose own `max_dim` then counts.
-        task: what the network predicts, `"classification"`, `"regression"`, or a `Regression` that says where a
-            predicted variance is; None infers it where the outputs leave no doubt, and logs it.
+        task: what the network predicts, `"classification"`, `"regression"`, `"multi-label"`, or a task that says more,
+            as a `Regression` where a predicted variance is; None infers one of the first two where the outputs leave no
+            doubt, and logs it.
         output: which tensor, when the network returns a tuple (its position) or a dict (its key).
         condition: fit p(z | ŷ) given the network's predictions, as in the paper, or given the labels. With predictions
             p(ŷ | z) is as narrow as the density allows, since ŷ is a function of z; labels show the noise of the data.
@@ -220,6 +222,8 @@ class LatentDensity(Detector):
         chosen = LatentDensity.__new__(type(self))
         asked = dict(self._auto)
         wanted = asked.pop("combine")
+        if asked["density"] is None and isinstance(task, MultiLabel):
+            asked["density"] = DEFAULTS[task.name]()  # as there are more sets of labels than there are labels
         terms, combine = _terms(choices, classes, **asked)
         options: dict[str, Any] = {"task": task, "output": reader.output, "unpack": reader.unpack, "seed": self.seed}
         options |= {"condition": self.condition, "progress": self.progress, "combine": wanted or combine}

@@ -52,6 +52,7 @@ class LayerScores(_Alarm):
             unit; (n, q) where there are q outputs.
         threshold: The epistemic uncertainty above which this layer calls an input surprising.
         part: What the layer adds to the combined score, where it is a sum.
+        probabilities: Of each label, (n, L), where an input may have several: p(y_l = 1 | z).
 
     Example:
         >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]), threshold=2.0).surprising
@@ -66,6 +67,7 @@ class LayerScores(_Alarm):
     expected_error: Tensor | None = None
     threshold: float | None = None
     part: Tensor | None = None
+    probabilities: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -109,7 +111,8 @@ class Uncertainty(_Alarm):
         variance: The network's own variance of its prediction, where it predicts one.
         spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
         probabilities: Of each class, (n, C), where several layers are combined by `"fisher"`: the network's own, at the
-            temperature that labelled unseen data teach, or at 1 where they have no labels.
+            temperature that labelled unseen data teach, or at 1 where they have no labels. Where an input may have
+            several labels, of each label, (n, L): for layers that were named, p(y_l = 1 | z).
 
     An input for which the network gave NaN or infinity has an epistemic uncertainty of inf and the lowest p-value; its
     other scores are NaN. Its prediction is what the network gave, and means nothing.
@@ -144,6 +147,23 @@ class Uncertainty(_Alarm):
                 raise ValueError(
                     f"layer {name!r} has scores of {len(scores)} inputs; there are {len(self)} predictions"
                 )
+
+    @property
+    def aleatoric_per_label(self) -> Tensor:
+        """The entropy of each label by itself, (n, L), in nats, where an input may have several.
+
+        Example:
+            >>> told = {"prediction": torch.tensor([[1, 0]]), "probabilities": torch.tensor([[1.0, 0.5]])}
+            >>> Uncertainty(epistemic=torch.tensor([3.0]), **told).aleatoric_per_label
+            tensor([[0.0000, 0.6931]])
+        """
+        p = self.probabilities
+        if p is None or p.shape != self.prediction.shape:
+            raise RuntimeError(
+                "there is an aleatoric uncertainty per label where a LatentDensity has task='multi-label': see "
+                "u.aleatoric."
+            )
+        return torch.special.entr(p) + torch.special.entr(1 - p)
 
     def __len__(self) -> int:
         return len(self.prediction)

@@ -320,6 +320,31 @@ def test_files(able, fitted, trained, data, tmp_path):
         other.load(path, trained)
 
 
+def test_several_labels(name, able, kind, trained, data, tmp_path):
+    """The three outputs as logits of labels."""
+    if name == "GaussianProcess":  # which has no task
+        return
+    net = copy.deepcopy(trained).eval()
+    loaders = [[(x, (net(x) > 0).float()) for x, _ in data[part]] for part in ("train", "unseen", "test")]
+    if not able.labels:
+        with pytest.raises(NotImplementedError, match=r"^\w+ is not for several labels per input: use LatentDensity"):
+            kind.build(trained, task="multi-label").fit(*loaders[:2])
+        return
+    method = kind.build(trained, task="multi-label").fit(*loaders[:2])
+    method.threshold(0.1)
+    u = method.predict(loaders[2])
+    assert torch.equal(u.prediction, torch.cat([label.long() for _, label in loaders[2]]))
+    assert u.epistemic.shape == (400,) and u.epistemic.isfinite().all() and 0.02 < u.surprising.float().mean() < 0.18
+    if able.save:
+        method.save(tmp_path / "detector")
+        close(type(method).load(tmp_path / "detector", trained).predict(loaders[2]), u, rtol=1e-6, atol=1e-6)
+    if able.features and not kind.moves:
+        again = kind.build(trained, task="multi-label")
+        again.fit_features(again.extract(loaders[0]), again.extract(loaders[1]))
+        found = again.predict_features(again.extract(loaders[2]))
+        close(found, method.calibrate(loaders[1]).predict(loaders[2]), rtol=1e-4, atol=1e-5, ranks=1)
+
+
 def test_features(able, kind, fitted, trained, data):
     method = kind.build(trained)
     if not able.features:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hidden_uncertainty.marginal import Categorical
+from hidden_uncertainty.marginal import Categorical, LabelSets
+from hidden_uncertainty.marginal.categorical import FEWEST, MOST
 from hidden_uncertainty.scoring.bayes import infer
 
 
@@ -77,3 +78,72 @@ def test_fit_again_forgets() -> None:
 def test_errors(y: Tensor, classes: int | None, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         Categorical().fit(y, classes=classes)
+
+
+def sets_of(n: int = 600, labels: int = 5, seed: int = 0) -> Tensor:
+    """Labels of different frequencies, some of which come together, so that some sets are rare."""
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(n, 1, generator=generator)
+    return (torch.randn(n, labels, generator=generator) + shared > torch.linspace(-0.5, 2.0, labels)).long()
+
+
+def test_rare_sets_of_labels_go_to_the_nearest_frequent_one() -> None:
+    y = sets_of()
+    marginal = LabelSets().fit(y)
+    counts = Counter(map(tuple, y.tolist()))
+    frequent = sorted((labels for labels in counts if counts[labels] >= FEWEST), key=lambda one: (-counts[one], one))
+    assert 5 < len(frequent) < len(counts) - 3
+    assert list(map(tuple, marginal.sets.tolist())) == frequent
+
+    def nearest(labels: tuple[int, ...]) -> int:
+        away = [sum(a != b for a, b in zip(labels, other, strict=True)) for other in frequent]
+        return away.index(min(away))  # the first, which is the most frequent
+
+    which = [nearest(tuple(row)) for row in y.tolist()]
+    assert marginal.of(y).tolist() == which
+    share = [y[torch.tensor(which) == place].double().mean(0) for place in range(len(frequent))]
+    torch.testing.assert_close(marginal.share.double(), torch.stack(share), rtol=1e-6, atol=1e-6)
+    weights = torch.tensor(which).bincount() / len(y)
+    torch.testing.assert_close(marginal.log_weight.exp(), weights)
+    posterior = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    wide = torch.zeros(2, len(frequent))
+    wide[:, [0, 3]] = posterior
+    torch.testing.assert_close(marginal.probabilities(wide.log()), posterior @ marginal.share[[0, 3]])
+
+
+def test_sets_of_labels_depend_on_no_order_and_are_rebuilt() -> None:
+    y = sets_of()
+    one, other = (
+        LabelSets().fit(y),
+        LabelSets().fit(y[torch.randperm(len(y), generator=torch.Generator().manual_seed(1))]),
+    )
+    rebuilt = LabelSets.from_config(one.config())
+    rebuilt.load_state_dict(one.state_dict())
+    rebuilt.check()
+    for same in (other, rebuilt):
+        assert all(torch.equal(a, b) for a, b in zip(one.buffers(), same.buffers(), strict=True))
+
+
+def test_sets_of_labels_are_few_but_at_least_two() -> None:
+    many = sets_of(20_000, labels=14)
+    assert len(many.unique(dim=0)) > 2000
+    marginal = LabelSets().fit(many)
+    assert len(marginal.sets) == MOST and marginal.log_weight.exp().sum().item() == pytest.approx(1, abs=1e-4)
+    assert len(LabelSets().fit(torch.eye(8, dtype=torch.long)).sets) == 2  # none of which is frequent
+    assert len(LabelSets().fit(torch.ones(9, 3, dtype=torch.long)).sets) == 1
+
+
+@pytest.mark.parametrize(
+    "y", [torch.zeros(4, dtype=torch.long), torch.zeros(4, 2), torch.full((4, 2), 2), torch.zeros(0, 2).long()]
+)
+def test_what_is_no_set_of_labels(y: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"expected zeros and ones as integers \(n, labels\)"):
+        LabelSets().fit(y)
+
+
+def test_sets_of_labels_that_no_fit_gave() -> None:
+    for name, text in (("sets", "not zeros and ones"), ("share", "not between 0 and 1")):
+        marginal = LabelSets().fit(sets_of())
+        getattr(marginal, name)[0, 0] = 3
+        with pytest.raises(ValueError, match=text):
+            marginal.check()

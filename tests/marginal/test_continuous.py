@@ -17,7 +17,17 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 from hidden_uncertainty import io
-from hidden_uncertainty.marginal import KINDS, BetaPrime, Categorical, Continuous, Gaussian, Histogram, Uniform, by_name
+from hidden_uncertainty.marginal import (
+    KINDS,
+    BetaPrime,
+    Categorical,
+    Continuous,
+    Gaussian,
+    Histogram,
+    LabelSets,
+    Uniform,
+    by_name,
+)
 from hidden_uncertainty.scoring.bayes import infer
 
 KINDS_OF_NUMBERS: list[type[Continuous]] = [Uniform, Gaussian, BetaPrime, Histogram]
@@ -55,7 +65,7 @@ def state(marginal: Continuous) -> dict[str, tuple[torch.dtype, list]]:
 
 
 def test_kinds_are_named_as_their_classes() -> None:
-    assert set(KINDS.values()) == {Categorical, *KINDS_OF_NUMBERS}
+    assert set(KINDS.values()) == {Categorical, LabelSets, *KINDS_OF_NUMBERS}
     assert all(kind.__name__ == name for name, kind in KINDS.items())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hidden_uncertainty.model.infer import check_task, infer_task, warn_of_others
-from hidden_uncertainty.model.tasks import Classification, Regression
+from hidden_uncertainty.model.tasks import Classification, MultiLabel, Regression
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_what_leaves_no_doubt(shape, label):
     ],
 )
 def test_what_has_to_be_said(shape, label):
-    with pytest.raises(ValueError, match=r"does not say what the network predicts\. If .* pass task='classification'"):
+    with pytest.raises(
+        ValueError, match=r"does not say what .* logit for two classes, pass task='classification'.*'multi-label'"
+    ):
         infer_task(torch.randn(shape), label, None)
 
 
@@ -59,12 +61,13 @@ def test_an_output_for_every_pixel_is_told_what_to_pass():
 def test_several_labels_per_input_are_not_taken_for_classes():
     label = torch.tensor([[1, 0, 1], [0, 0, 0]])
     for kind in (torch.int64, torch.float32, torch.bool):
-        with pytest.raises(ValueError, match="several labels per input are not supported yet") as raised:
+        with pytest.raises(ValueError, match="may have several labels, pass task='multi-label'") as raised:
             infer_task(torch.randn(2, 3), label.to(kind), None)
         assert "task='classification'" not in str(raised.value)
-        with pytest.raises(ValueError, match="one detector per label"):
+        with pytest.raises(ValueError, match=r"task=MultiLabel\(\.\.\.\)"):
             check_task(Classification(), torch.randn(2, 3), label.to(kind))
-        check_task(Regression(), torch.randn(2, 3), label.to(kind))
+        for task in (Regression(), MultiLabel()):
+            check_task(task, torch.randn(2, 3), label.to(kind))
     check_task(Classification(), torch.randn(2, 3), torch.eye(3)[:2])  # one class each
     check_task(Classification(), torch.randn(2, 1), torch.zeros(2, 1))
 

@@ -107,14 +107,14 @@ def test_a_mean_over_padding():
     "A17",
     "labels with several ones per input, `task='classification'` or none",
     "fitted as the class of the largest output, which the error for no task suggests",
-    "an error: several labels per input are not supported yet",
+    "an error names `task='multi-label'`, which is for them",
 )
 @pytest.mark.parametrize("task", ["classification", None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_several_labels_per_input(task, dtype):
     x = _draw(200)
     label = torch.stack([x[:, 0] > 0, x[:, 1] > 0, x.sum(1) > 0], 1).to(dtype)
-    with pytest.raises(ValueError, match="several labels per input are not supported yet"):
+    with pytest.raises(ValueError, match="may have several labels, pass task='multi-label'"):
         LatentDensity(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 3)), "0", task=task).fit([(x, label)])
 
 

@@ -84,6 +84,21 @@ def test_agreement_is_cohens_kappa(classes: int) -> None:
     assert agreement(torch.tensor([0, 1]), torch.tensor([1, 0])) == 0.0  # less than chance
 
 
+def test_agreement_of_sets_of_labels() -> None:
+    """Shares that are averaged over labels: where all have the same chance, the mean of their kappas."""
+    generator = torch.Generator().manual_seed(0)
+    one = torch.stack([torch.randperm(60, generator=generator) < 20 for _ in range(4)], 1).long()
+    other = one.clone()
+    for label, swaps in enumerate((0, 2, 5, 9)):  # as often as before, in other places
+        ones, zeros = one[:, label].nonzero()[:swaps, 0], (one[:, label] == 0).nonzero()[:swaps, 0]
+        other[ones, label], other[zeros, label] = 0, 1
+    expected = [cohen_kappa_score(one[:, label], other[:, label]) for label in range(4)]
+    assert agreement(one, other) == pytest.approx(sum(expected) / 4)
+    assert agreement(one, one) == 1.0 and agreement(one, 1 - one) == 0.0
+    never = torch.zeros(60, 1, dtype=torch.long)  # a label that nothing has changes nothing but the mean
+    assert agreement(torch.cat([one, never], 1), torch.cat([other, never], 1)) == pytest.approx(sum(expected) / 4)
+
+
 @pytest.mark.parametrize(
     ("learnt", "message"),
     [

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.utils._pytree import tree_map
 
+from ..abilities import require
 from ..detector import Detector
 from ..model.batches import Batch
 from ..model.capture import device_of, run
 from ..model.selection import select
-from ..model.tasks import Classification, Prediction, Task, TaskName
+from ..model.tasks import Classification, MultiLabel, Prediction, Task, TaskName
 from ..precision import gradients
 from ..scoring.bayes import infer
 from ..scoring.outputs import warn_of_probabilities
@@ -32,6 +33,8 @@ class VotingDetector(Detector):
     """A detector by how far several predictions disagree; a reader runs the networks."""
 
     def __init__(self, reader: VotingReader, *, seed: int = 0, progress: bool | None = None) -> None:
+        if isinstance(reader.task, MultiLabel):
+            require(self, "labels")
         terms = [Term(AsRead())]
         super().__init__(reader.model, terms, pixels=reader.pixels, seed=seed, progress=progress, reader=reader)
 

@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import nn
 
 from ..detector import Detector
-from ..model.tasks import Classification, Task, TaskName, as_task
+from ..model.tasks import Classification, Task, TaskName, as_task, from_config
 from ..scoring.outputs import EnergyMethod, EntropyMethod, GENMethod, OutputMethod, ProbabilityMethod
 from ..scoring.terms import Term
 from .base import Options, check_options
@@ -31,7 +31,7 @@ class OutputDetector(Detector):
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
         method: scores the logits.
-        options: see `OutputOptions`; the task is `"classification"` or None.
+        options: see `OutputOptions`; the task is `"classification"`, which None stands for, or `"multi-label"`.
     """
 
     def __init__(self, model: nn.Module | None, method: OutputMethod, **options: Unpack[OutputOptions]) -> None:
@@ -51,6 +51,8 @@ class SoftmaxEntropy(OutputDetector):
 
     .. math:: H = -\sum_c p_c \log p_c, \qquad p = \operatorname{softmax}(\text{logits})
 
+    Where an input may have several labels, it is the sum of their entropies.
+
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
         options: see `OutputOptions`; `logits=False` when the network returns probabilities.
@@ -66,7 +68,7 @@ class SoftmaxEntropy(OutputDetector):
 
 
 class MaxProbability(OutputDetector):
-    """One minus the probability of the predicted class.
+    """One minus the probability of the predicted class; of several labels, of the likeliest set of them.
 
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
@@ -85,6 +87,9 @@ class Energy(OutputDetector):
     r"""Free energy of the logits.
 
     .. math:: E = -T \log \sum_c \exp(\text{logit}_c / T)
+
+    Where an input may have several labels, it is :math:`-T \sum_l \log(1 + \exp(\text{logit}_l / T))` (Wang et al.,
+    2021).
 
     Args:
         model: any trained classifier that returns logits. Probabilities and log-probabilities do not work: they have
@@ -108,7 +113,8 @@ class GEN(OutputDetector):
 
     .. math:: G = \sum_{c} p_c^\gamma (1 - p_c)^\gamma
 
-    over the largest probabilities; the aleatoric score is the entropy of all.
+    over the largest probabilities; the aleatoric score is the entropy of all. Where an input may have several labels,
+    the sum is over those that have most of it.
 
     Args:
         model: any trained classifier, with one column per class, or with a single logit for two classes.
@@ -131,4 +137,4 @@ class GEN(OutputDetector):
 def read_as(task: TaskName | Task | None, output: int | str | None, logits: bool) -> Task | None:
     """The task as it was given; its scores are probabilities where the task or `logits=False` says so."""
     known = as_task(task, output)
-    return known if logits or not isinstance(known, Classification) else Classification(known.output, logits=False)
+    return known if logits or known is None or not known.discrete else from_config({**known.config(), "logits": False})

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import metrics
 from ..extract import Pixels
+from ..model.tasks import whole_labels
 from ..uncertainty import Uncertainty
 from ..version import __version__
 
@@ -117,6 +118,8 @@ def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -
     if label is None:
         return {}
     prediction = u.prediction
+    whole = whole_labels(label, prediction)
+    label = label if whole is None else whole
     if label.numel() != prediction.numel() or label.is_floating_point() > prediction.is_floating_point():
         raise ValueError(
             f"predictions are of shape {tuple(prediction.shape)} and {prediction.dtype}, labels of "
@@ -139,6 +142,8 @@ def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -
             **{f"ause {name}": metrics.ause(uncertainty=score, error=error) for name, score in given.items()},
         }
     correct = prediction == label
+    if correct.shape != given["epistemic"].shape:  # several labels per input
+        correct = correct.all(1)
     return {
         "accuracy": float(correct.double().mean()),
         **{f"aurc {name}": metrics.aurc(score, correct) for name, score in given.items()},

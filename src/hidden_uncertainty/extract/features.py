@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..arrays import is_array, to_tensor
-from ..model.tasks import Classification, Condition, Prediction, Regression, Task
+from ..model.tasks import Classification, Condition, MultiLabel, Prediction, Regression, Task
 from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
 from .checks import refuse
@@ -158,7 +158,7 @@ class Features:
     Args:
         z: reduced activations of each layer, (n, d); of a method that reads the network's outputs, under `"outputs"`.
         residual: squared norm of what the reduction dropped, (n,), or None where it dropped nothing.
-        prediction: what the network predicts: classes or numbers (n,), or vectors (n, q).
+        prediction: what the network predicts: classes or numbers (n,), or vectors or labels (n, q).
         task: what kind of prediction that is.
         reductions: how each layer was reduced, to reduce new inputs alike.
         label: what is true, where the loader gives it.
@@ -184,7 +184,8 @@ class Features:
         Args:
             z: an array or tensor (n, d), which is called `"z"`; or a mapping from names to such. They are taken as they
                 are. Logits or log-probabilities (n, C) under `"outputs"` are for methods that read outputs.
-            prediction: whole-numbered classes (n,), from 0; or numbers in floating point, (n,) or (n, q).
+            prediction: whole-numbered classes (n,), from 0; or numbers in floating point, (n,) or (n, q); or which of
+                several labels each input has, whole-numbered zeros and ones (n, L).
             label: what is true, alike.
 
         Example:
@@ -200,9 +201,12 @@ class Features:
         values, true = _tensor("prediction", prediction), None if label is None else _tensor("label", label)
         arrays = {name: _tensor(name, part) for name, part in (z if isinstance(z, Mapping) else {"z": z}).items()}
         numbers, rows = values.is_floating_point(), len(values)
-        if values.dim() not in ((1, 2) if numbers else (1,)) or (not numbers and bool((values < 0).any())):
+        several = not numbers and values.dim() == 2 and values.shape[1] > 1
+        known = numbers or bool(((values >= 0) & ((values <= 1) | (not several))).all())
+        if values.dim() not in ((1, 2) if numbers or several else (1,)) or not known:
             raise ValueError(
-                "prediction takes classes (n,), whole numbers from 0, or numbers in floating point, (n,) or (n, q), "
+                "prediction takes classes (n,), whole numbers from 0, or numbers in floating point, (n,) or (n, q), or "
+                "which labels inputs have, whole-numbered zeros and ones (n, L), "
                 f"not {values.dtype} {tuple(values.shape)} with {values.flatten().sort().values[:3].tolist()}."
             )
         if true is not None and len(true) != rows:
@@ -216,14 +220,14 @@ class Features:
         return cls(
             z={name: part if part.is_floating_point() else part.float() for name, part in arrays.items()},
             residual=dict.fromkeys(arrays),
-            prediction=values.squeeze(1) if values.shape[1:] == (1,) else values,
-            task=Regression() if numbers else Classification(),
+            prediction=values.squeeze(1) if values.shape[1:] == (1,) else values.long() if several else values,
+            task=Regression() if numbers else MultiLabel() if several else Classification(),
             reductions={
                 name: AsIs() if name == OUTPUTS else Reduction(Reduce(max_dim=None), name, tuple(part.shape[1:]))
                 for name, part in arrays.items()
             },
             label=true,
-            classes=None if numbers else max((int(part.max()) + 1 for part in whole), default=0),
+            classes=None if numbers else 2 if several else max((int(part.max()) + 1 for part in whole), default=0),
         )
 
     def __len__(self) -> int:

@@ -1,13 +1,15 @@
 """The marginal p(ŷ) of what a density is conditioned on."""
 
 from .base import Marginal, Support
-from .categorical import Categorical
+from .categorical import Categorical, LabelSets
 from .choose import by_name, choose
 from .continuous import Continuous
 from .scalars import BetaPrime, Histogram
 from .vectors import Gaussian, Uniform
 
-KINDS: dict[str, type[Marginal]] = {c.__name__: c for c in (Categorical, Uniform, Gaussian, BetaPrime, Histogram)}
+KINDS: dict[str, type[Marginal]] = {
+    kind.__name__: kind for kind in (Categorical, LabelSets, Uniform, Gaussian, BetaPrime, Histogram)
+}
 
 __all__ = [
     "KINDS",
@@ -16,6 +18,7 @@ __all__ = [
     "Continuous",
     "Gaussian",
     "Histogram",
+    "LabelSets",
     "Marginal",
     "Support",
     "Uniform",

@@ -59,6 +59,10 @@ class Marginal(nn.Module, ABC):
                 the p(y|z) of each input does; without it, where p(y) and the predictions do.
         """
 
+    def of(self, y: Tensor) -> Tensor:
+        """What a density is given of the values y: themselves, or the class (n,) that each is counted with."""
+        return y
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Arguments of `from_config`, ready for JSON."""

@@ -1,4 +1,4 @@
-"""Frequencies of classes: the marginal p(y) of a classifier."""
+"""Frequencies of classes, or of sets of labels: the marginal p(y) of a classifier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from ..io import expect
+from ..precision import without_autocast
 from .base import LogProb, Marginal, Support
+
+FEWEST = 5  # inputs that a set of labels must have to be a class of its own
+MOST = 512  # sets of labels
+ROWS = 1 << 14  # compared with all sets at a time
 
 
 class Categorical(Marginal):
@@ -87,10 +92,81 @@ class Categorical(Marginal):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
         marginal = cls()
-        marginal._allocate(classes=config["classes"], occurring=config["occurring"])
+        marginal._allocate(**config)
         return marginal
 
     def _allocate(self, *, classes: int, occurring: int) -> None:
         self.register_buffer("log_prob", torch.zeros(classes, dtype=torch.float32, device="cpu"))
         self.register_buffer("support", torch.zeros(occurring, dtype=torch.long, device="cpu"))
         self.register_buffer("log_weight", torch.zeros(occurring, dtype=torch.float32, device="cpu"))
+
+
+class LabelSets(Categorical):
+    r"""Frequencies of sets of labels: which labels an input has, together, is its class.
+
+    .. math:: p(y_l = 1 \mid z) = \sum_g p(g \mid z)\, f_{gl}
+
+    with f_gl how often label l holds among the inputs of class g. The most frequent sets are classes. An input with
+    another set is of the class whose set differs in the fewest labels, of several that of the most frequent: its class
+    depends on its labels alone.
+
+    Example:
+        >>> labels = torch.tensor([[1, 0, 0]] * 20 + [[0, 1, 1]] * 10 + [[1, 1, 1]])
+        >>> marginal = LabelSets().fit(labels)
+        >>> marginal.sets
+        tensor([[1, 0, 0],
+                [0, 1, 1]])
+        >>> marginal.of(torch.tensor([[1, 1, 1], [0, 0, 0]]))
+        tensor([1, 0])
+    """
+
+    sets: Tensor  # (m, L), the most frequent first
+    share: Tensor  # f, (m, L)
+
+    def fit(self, y: Tensor, classes: int | None = None) -> Self:
+        """Count the sets of labels.
+
+        Args:
+            y: which labels each sample has, (n, L), zeros and ones.
+            classes: how many sets at most; None is 512.
+        """
+        if y.is_floating_point() or y.dim() != 2 or len(y) == 0 or bool(((y != 0) & (y != 1)).any()):
+            raise ValueError(f"expected zeros and ones as integers (n, labels), n > 0, not {y.dtype} {tuple(y.shape)}.")
+        y = y.long()
+        found, counts = y.unique(dim=0, return_counts=True)
+        order = counts.argsort(descending=True, stable=True)  # ties by content: no order of samples matters
+        # Two at least, so that there is something to be torn between.
+        self.sets = found[order[: min(max(2, int((counts >= FEWEST).sum())), classes or MOST)]]
+        which = self.of(y)
+        self.fit_counts(which.bincount(minlength=len(self.sets)))
+        have = torch.zeros_like(self.sets).index_add_(0, which, y)
+        self.share = have.float() / which.bincount()[:, None]
+        return self
+
+    def of(self, y: Tensor) -> Tensor:
+        """The class of each set of labels y (n, L): (n,)."""
+        flips = 1 - 2 * self.sets.float().mT  # (L, m): how a label changes the distance
+        rank = torch.arange(len(self.sets), device=y.device)
+        with without_autocast(y.device):
+            parts = [(part.float() @ flips + self.sets.sum(1)).long() for part in y.split(ROWS)]  # labels that differ
+        return torch.cat([(away * len(rank) + rank).argmin(1) for away in parts])
+
+    def probabilities(self, log_posterior: Tensor) -> Tensor:
+        """p(y_l = 1 | z) of each label, (n, L), from log p(g | z) of each class, (n, m)."""
+        return (log_posterior.exp() @ self.share.to(log_posterior.dtype)).clamp(0.0, 1.0)
+
+    def check(self) -> None:
+        """Raise a ValueError where the buffers cannot be those of a fit."""
+        super().check()
+        expect(len(self.support) == len(self.sets) > 0, "there are not as many classes as sets of labels")
+        expect((self.sets == 0) | (self.sets == 1), "a set of labels is not zeros and ones")
+        expect((self.share >= 0) & (self.share <= 1), "the frequency of a label is not between 0 and 1")
+
+    def config(self) -> dict[str, Any]:
+        """Arguments of `from_config`: how many classes and labels there are."""
+        return {**super().config(), "labels": self.sets.shape[1]}
+
+    def _allocate(self, *, classes: int, occurring: int, labels: int = 0) -> None:
+        super()._allocate(classes=classes, occurring=occurring)
+        self.register_buffer("sets", torch.zeros(classes, labels, dtype=torch.long, device="cpu"))
+        self.register_buffer("share", torch.zeros(classes, labels, dtype=torch.float32, device="cpu"))

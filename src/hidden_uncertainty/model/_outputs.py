@@ -65,6 +65,33 @@ def resized(values: Tensor, size: tuple[int, int] | None) -> Tensor:
     return interpolate(values, size, mode="bilinear", align_corners=False)
 
 
+def to_logits(probability: Tensor) -> Tensor:
+    """log p / (1 - p), finite where p was rounded to 0 or to 1."""
+    limits = torch.finfo(probability.dtype)
+    return probability.clamp(min=limits.tiny).log() - (1 - probability).clamp(min=limits.eps / 4).log()
+
+
+def match_labels(label: Tensor | None, prediction: Tensor) -> Tensor:
+    """Labels of numbers, in the shape of the predictions and where these are."""
+    if label is None or label.numel() != prediction.numel():
+        raise ValueError(
+            f"condition='label' and intervals need labels of the predictions' shape, {tuple(prediction.shape)}, in the "
+            f"loader, but got {shape_of(label)}."
+        )
+    return label.reshape(prediction.shape).to(prediction.device, prediction.dtype)
+
+
+def whole_labels(label: Tensor | None, prediction: Tensor) -> Tensor | None:
+    """Labels as whole numbers, in the shape of predictions of classes and where these are; None where they are none.
+
+    They may come in floating point, as binary cross-entropy wants them, and one per input as (n, 1).
+    """
+    if label is None or label.numel() != prediction.numel() or prediction.is_floating_point():
+        return None
+    whole = label.long()
+    return whole.reshape(prediction.shape).to(prediction.device) if bool((whole == label).all()) else None
+
+
 def squeezed(values: Tensor) -> Tensor:
     """One number per input as (n,), several as (n, q)."""
     return values[:, 0] if values.shape[1] == 1 else values
@@ -73,3 +100,8 @@ def squeezed(values: Tensor) -> Tensor:
 def show(tensor: Tensor) -> str:
     """A shape in the words of an error, n for the inputs."""
     return f"({', '.join(['n', *map(str, tensor.shape[1:])])})"
+
+
+def shape_of(label: Tensor | None) -> str:
+    """Labels in the words of an error."""
+    return "none" if label is None else f"{tuple(label.shape)} of {label.dtype}"

@@ -11,8 +11,8 @@ from ._outputs import as_maps, show, tensor_of
 from .tasks import Classification, Regression, Task
 
 SEVERAL = (
-    "the labels are zeros and ones, several ones or none per input: several labels per input are not supported yet. "
-    "Fit one detector per label, to a model that returns that label's column alone."
+    "the labels are zeros and ones, several ones or none per input: where an input may have several labels, pass "
+    "task='multi-label', or task=MultiLabel(...) with a threshold or for outputs that are probabilities."
 )
 
 
@@ -38,7 +38,8 @@ def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, p
     with_labels = "without labels" if label is None else f"with labels {show(label)} of {label.dtype}"
     raise ValueError(
         f"an output of {show(scores)} {with_labels} does not say what the network predicts. "
-        "If the outputs are scores of classes, pass task='classification'; if they are numbers, task='regression'; if "
+        "If the outputs are scores of classes, or one logit for two classes, pass task='classification'; if they are "
+        "logits of labels of which several may hold, task='multi-label'; if they are numbers, task='regression'; if "
         f"they are a mean and a variance, task=Regression(spread='columns').{hint}"
     )
 
@@ -52,7 +53,7 @@ def several_labels(scores: Tensor, label: Tensor | None) -> bool:
 
 def check_task(task: Task, output: Any, label: Tensor | None) -> None:
     """Raise where labels say that an input has several classes, which a classifier's one prediction cannot tell."""
-    if task.discrete and label is not None and several_labels(tensor_of(output, task.output), label):
+    if isinstance(task, Classification) and label is not None and several_labels(tensor_of(output, task.output), label):
         raise ValueError(SEVERAL)
 
 

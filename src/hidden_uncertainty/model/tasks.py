@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from ._outputs import as_maps, as_numbers, as_real, finite, resized, show, squeezed, tensor_of
+from ._outputs import (
+    as_maps,
+    as_numbers,
+    as_real,
+    finite,
+    match_labels,
+    resized,
+    shape_of,
+    show,
+    squeezed,
+    tensor_of,
+    to_logits,
+    whole_labels,
+)
 
-TaskName = Literal["classification", "regression"]
+TaskName = Literal["classification", "regression", "multi-label"]
 Condition = Literal["prediction", "label"]
 Spread = Literal["variance", "log_variance", "deviation"]
 
@@ -19,8 +32,8 @@ Spread = Literal["variance", "log_variance", "deviation"]
 class Prediction(NamedTuple):
     """What a network predicts for n inputs."""
 
-    value: Tensor  # classes (n,), numbers (n,) or vectors (n, q); of pixels, classes or numbers (n, H, W)
-    classes: int | None = None  # how many there are
+    value: Tensor  # classes or numbers (n,), vectors or labels (n, q); of pixels, classes or numbers (n, H, W)
+    classes: int | None = None  # how many there are; 2 for labels, each of which is 0 or 1
     variance: Tensor | None = None  # the network's own, of the shape of value
 
 
@@ -41,28 +54,34 @@ class Task(ABC):
     def predict(self, output: Any) -> Prediction:
         """What is predicted for each input."""
 
-    @abstractmethod
     def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
         """What is predicted for each pixel, on the output's grid or on one of another size."""
+        raise ValueError(f"task={self.name!r} is for whole inputs, not for pixels: leave pixels= out.")
 
     @abstractmethod
     def scores(self, output: Any) -> Tensor:
         """The output itself as numbers per input, (n, C), a copy in at least float32."""
 
-    @abstractmethod
     def score_maps(self, output: Any) -> Tensor:
         """The output itself as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory.
 
         Predictions and `scores` never do.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs, (n,), or pixels, (n, H, W), the output is NaN or infinite; None where for none."""
 
-    @abstractmethod
     def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
         """What densities are conditioned on: the predictions, or the labels in their shape; an error without these."""
+        whole = prediction if condition == "prediction" else whole_labels(label, prediction)
+        if whole is None:
+            raise ValueError(
+                f"condition='label' needs whole-numbered labels of the predictions' shape, {tuple(prediction.shape)}, "
+                f"in the loader, but got {shape_of(label)}."
+            )
+        return whole
 
     @abstractmethod
     def describe(self, prediction: Prediction) -> str:
@@ -139,16 +158,6 @@ class Classification(Task):
         wrong = ~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite()
         return wrong if bool(wrong.any()) else None
 
-    def condition(self, prediction: Tensor, label: Tensor | None, condition: Condition) -> Tensor:
-        """The class of each input, (n,)."""
-        if condition == "prediction":
-            return prediction
-        if label is None or label.dim() != 1 or label.is_floating_point():
-            raise ValueError(
-                f"condition='label' needs one whole-numbered label per input in the loader, but got {_shape_of(label)}."
-            )
-        return label.long().to(prediction.device)
-
     def describe(self, prediction: Prediction) -> str:
         """What is predicted, for people."""
         each = ", one per pixel" if prediction.value.dim() > 1 else ""
@@ -165,20 +174,21 @@ class Classification(Task):
 
     def _log_scores(self, scores: Tensor) -> Tensor:
         single = scores.shape[1] == 1
-        if self.logits:
+        if not self.logits:
+            total = scores.sum(1)
+            off = (total - 1).clamp(min=0) if single else (total - 1).abs()
+            if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
+                raise ValueError(
+                    f"logits=False takes probabilities, not negative and of sum 1, but the network gave values from "
+                    f"{scores.min():.4g} to {scores.max():.4g} and sums from {total.min():.4g} to {total.max():.4g}. "
+                    "Leave logits=True for logits and for log-probabilities."
+                )
+        if single:
             # Half of a single logit z for each of the two classes: the probabilities are those of (0, z), and the
             # energy is the same for z and -z.
-            return torch.cat([-scores / 2, scores / 2], 1) if single else scores
-        scores = torch.cat([1 - scores, scores], 1) if single else scores
-        total = scores.sum(1)
-        off = (total - 1).abs()
-        if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
-            raise ValueError(
-                "logits=False takes probabilities that are not negative and sum to 1, but the network gave values from "
-                f"{scores.min():.4g} to {scores.max():.4g} and sums from {total.min():.4g} to {total.max():.4g}. Leave "
-                "logits=True for logits and for log-probabilities."
-            )
-        return scores.log()
+            half = (scores if self.logits else to_logits(scores)) / 2
+            return torch.cat([-half, half], 1)
+        return scores if self.logits else scores.log()
 
 
 class Regression(Task):
@@ -299,26 +309,85 @@ class Regression(Task):
         return spread if self.spread_is == "variance" else spread.square()
 
 
-def match_labels(label: Tensor | None, prediction: Tensor) -> Tensor:
-    """Labels of numbers, in the shape of the predictions and where these are."""
-    if label is None or label.numel() != prediction.numel():
-        raise ValueError(
-            f"condition='label' and intervals need labels of the predictions' shape, {tuple(prediction.shape)}, in the "
-            f"loader, but got {_shape_of(label)}."
-        )
-    return label.reshape(prediction.shape).to(prediction.device, prediction.dtype)
+class MultiLabel(Task):
+    """The output holds one logit per label, (n, L), and an input may have several labels, or none.
+
+    The prediction is (n, L) whole numbers: 1 for each label whose probability is above the threshold, 0 for the others.
+    Labels in a loader are zeros and ones of this shape. No output is taken for this by itself: say it.
+
+    Args:
+        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
+        logits: False when the outputs are probabilities, as those of a network that ends in a sigmoid.
+        threshold: the probability above which a label is predicted, for all labels, or one for each.
+
+    Example:
+        >>> MultiLabel().predict(torch.tensor([[2.0, -1.0, 0.5], [-3.0, -1.0, -2.0]])).value
+        tensor([[1, 0, 1],
+                [0, 0, 0]])
+    """
+
+    name: TaskName = "multi-label"
+    discrete = True
+
+    def __init__(
+        self, output: int | str | None = None, *, logits: bool = True, threshold: float | Sequence[float] = 0.5
+    ) -> None:
+        super().__init__(output)
+        limits = torch.as_tensor(threshold, dtype=torch.float64, device="cpu")
+        self.logits, self.threshold = logits, limits.tolist()
+        if not bool(((limits > 0) & (limits < 1)).all()):
+            raise ValueError(f"threshold is a probability between 0 and 1, or one for each label, not {threshold!r}.")
+
+    def predict(self, output: Any) -> Prediction:
+        """Which labels each input has, (n, L)."""
+        values = self._read(output)
+        limit = torch.as_tensor(self.threshold, dtype=values.dtype, device=values.device)
+        if limit.dim() and limit.shape != values.shape[1:]:
+            raise ValueError(f"threshold= has {len(limit)} numbers, but the network gave {values.shape[1]} labels.")
+        return Prediction((values > (limit.logit() if self.logits else limit)).long(), 2)
+
+    def scores(self, output: Any) -> Tensor:
+        """The logit of each label, (n, L)."""
+        values = self._read(output)
+        return values.clone() if self.logits else to_logits(values)
+
+    def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
+        """For which inputs the output of some label is NaN or infinite."""
+        values = tensor_of(output, self.output)
+        return None if finite(values) else ~values.isfinite().all(1)
+
+    def describe(self, prediction: Prediction) -> str:
+        """What is predicted, for people."""
+        return f"multi-label, {prediction.value.shape[1]} labels"
+
+    def config(self) -> dict[str, Any]:
+        """Its name and arguments, as JSON."""
+        return {**super().config(), "logits": self.logits, "threshold": self.threshold}
+
+    def _read(self, output: Any) -> Tensor:
+        """The logits or probabilities of labels, (n, L), in at least float32."""
+        values = as_real(tensor_of(output, self.output), copy=False)
+        if values.dim() != 2 or values.shape[1] < 2:
+            raise ValueError(
+                f"the output for several labels is (n, labels), but the network gave {show(values)}. A single label is "
+                "task='classification'; if the network has several outputs, choose one with output=."
+            )
+        if not self.logits and bool(((values < 0) | (values > 1)).any()):
+            raise ValueError(
+                f"logits=False takes probabilities from 0 to 1, but the network gave values from {values.min():.4g} to "
+                f"{values.max():.4g}. Leave logits=True for logits."
+            )
+        return values
 
 
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Regression)}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Regression, MultiLabel)}
 
 
 def as_task(task: TaskName | Task | None, output: int | str | None = None) -> Task | None:
     """The task that a name stands for; a task or None is returned as it is."""
-    if task is None:
-        return None
-    if isinstance(task, Task):
-        if output is not None and output != task.output:
-            raise ValueError(f"output={output!r} and the task's own output={task.output!r} differ: say it once.")
+    if isinstance(task, Task) and output is not None and output != task.output:
+        raise ValueError(f"output={output!r} and the task's own output={task.output!r} differ: say it once.")
+    if task is None or isinstance(task, Task):
         return task
     if task not in get_args(TaskName):
         raise ValueError(f"task must be one of {get_args(TaskName)}, a task, or None, not {task!r}.")
@@ -328,8 +397,3 @@ def as_task(task: TaskName | Task | None, output: int | str | None = None) -> Ta
 def from_config(config: dict[str, Any]) -> Task:
     """The task that `Task.config` describes."""
     return TASKS[config["name"]](**{key: value for key, value in config.items() if key != "name"})
-
-
-def _shape_of(label: Tensor | None) -> str:
-    """Labels in the words of an error."""
-    return "none" if label is None else f"{tuple(label.shape)} of {label.dtype}"

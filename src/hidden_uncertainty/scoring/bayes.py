@@ -13,17 +13,22 @@ from torch import Tensor, nn
 from ..density import Density, GaussianMixture, JointMixture
 from ..extract import Features, Lattice
 from ..marginal import KINDS as MARGINALS
-from ..marginal import Categorical, Marginal, Support, by_name, choose
+from ..marginal import Categorical, LabelSets, Marginal, Support, by_name, choose
 from ..marginal.base import MarginalName
 from ..model.tasks import TaskName
 from ..notes import about, warn
 from ..precision import without_autocast
+from .combination import agreement
 from .terms import Method, Scores, build, with_kind
 
 ROWS = 4096  # scored at a time at most, which bounds the memory of every density
 ROWS_ON_GPU = 1 << 16  # which small pieces would leave idle
 CELLS = 1 << 22  # rows times support points at a time
-DEFAULTS: dict[TaskName, type[Density]] = {"classification": GaussianMixture, "regression": JointMixture}
+DEFAULTS: dict[TaskName, Callable[[], Density]] = {
+    "classification": GaussianMixture,
+    "regression": JointMixture,
+    "multi-label": lambda: GaussianMixture(covariance="pooled"),  # there are many sets of labels, and some are rare
+}
 T = TypeVar("T")
 
 
@@ -150,10 +155,17 @@ class Prior(nn.Module):
         if self.spec != "auto" and not isinstance(self.spec, Categorical):
             raise ValueError(f"marginal={self.spec!r} is for numbers; classes are counted: leave it out.")
         classes = features.classes or 0
-        if features.population is None:
+        if y.dim() == 2:
+            fitted: Categorical = LabelSets().fit(y)
+        elif features.population is None:
             fitted = Categorical().fit(y, classes=max(classes, int(y.max()) + 1))
         else:
             fitted = Categorical().fit_counts(_drawn(features.population.values, y))
+        if len(fitted.support) < 2 and y.dim() == 2:
+            raise ValueError(
+                f"all {len(y):,} inputs have the same labels, {y[0].tolist()}, so there is nothing to be torn between. "
+                "Check the network and the loader; where logits are probabilities, pass MultiLabel(logits=False)."
+            )
         if len(fitted.support) < 2:
             raise ValueError(
                 f"all {len(y):,} inputs have the same class, {int(y[0])}, so there is nothing to be torn between. "
@@ -207,7 +219,7 @@ class DensityMethod(Method):
         if self.prior.marginal is None:
             self.prior.fit(y, features)
         density = DEFAULTS[features.task.name]() if self.density is None else self.density
-        self.density = density.fit(z, y)
+        self.density = density.fit(z, self.prior.fitted.of(y))
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
@@ -216,21 +228,28 @@ class DensityMethod(Method):
         `expected_error` is that of y as `fit` was given it: where that was predictions, it says nothing of labels.
         """
 
+        marginal = self.prior.fitted
+
         def take(p: Posterior, support: Support, some: Tensor) -> tuple[Tensor | None, ...]:
             error = None if support.log_volume is None else _expected_error(p, support, some)
-            return p.log_evidence, p.entropy, p.log_entropy, error
+            labels = marginal.probabilities(p.log_posterior) if isinstance(marginal, LabelSets) else None
+            return p.log_evidence, p.entropy, p.log_entropy, error, labels
 
         parts = self.posteriors(z, prediction, take)
-        evidence, entropy, log_entropy, error = map(_cat, zip(*parts, strict=True))
+        evidence, *others = map(_cat, zip(*parts, strict=True))
         assert evidence is not None
-        return Scores(-evidence, entropy, log_entropy, error)
+        return Scores(-evidence, *others)
 
-    def guess(self, z: Tensor, prediction: Tensor) -> Tensor | None:
-        """The most probable class given z, (n,); None where the network predicts numbers."""
-        if not isinstance(self.prior.fitted, Categorical):
-            return None
+    def agreement(self, z: Tensor, prediction: Tensor) -> float:
+        """Of the most probable class given z with the one predicted: Cohen's kappa; 1 for numbers."""
+        marginal = self.prior.fitted
+        if not isinstance(marginal, Categorical):
+            return 1.0
         parts = self.posteriors(z, prediction, lambda p, support, _: support.points[p.log_posterior.argmax(1)])
-        return torch.cat(parts)
+        told, predicted = torch.cat(parts), marginal.of(prediction)
+        if isinstance(marginal, LabelSets):
+            told, predicted = marginal.sets[told], marginal.sets[predicted]
+        return agreement(told, predicted)
 
     def posteriors(
         self, z: Tensor | Lattice, prediction: Tensor, take: Callable[[Posterior, Support, Tensor], T]

@@ -110,8 +110,9 @@ class Combination:
     .. math:: s = \sum_l \kappa_l^2 \cdot -\log p_l
 
     for `"fisher"`, with p_l the share of in-distribution scores of term l that are at least as high, and κ_l how far
-    the class that the term itself would tell agrees with the network's (Cohen's kappa): what knows the classes counts
-    near the data, and a layer that does not know them counts only far from them. The outputs have κ = 1.
+    the class, or set of labels, that the term itself would tell agrees with the network's (Cohen's kappa): what knows
+    the classes counts near the data, and a layer that does not know them counts only far from them. The outputs have
+    κ = 1.
 
     Args:
         combine: `"last"` takes the last term's; `"mean"` averages the scores, each standardised by its mean and
@@ -192,15 +193,21 @@ def agreement(guess: Tensor, prediction: Tensor) -> float:
 
     .. math:: \kappa = \frac{p_o - p_e}{1 - p_e}
 
-    with p_o the share of inputs on which they agree, and p_e the share if each said its classes at random.
+    with p_o the share of inputs on which they agree, and p_e the share if each said its classes at random. Of sets of
+    labels, (n, L) zeros and ones, both shares are averaged over labels: sets that differ in one of many nearly agree.
 
     Example:
         >>> agreement(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]))
         0.5
     """
-    classes = int(max(guess.max(), prediction.max())) + 1
-    said, seen = (values.bincount(minlength=classes).double() / len(values) for values in (guess, prediction))
-    chance, same = float(said @ seen), float((guess == prediction).double().mean())
+    if guess.dim() == 2:
+        said, seen = guess.double().mean(0), prediction.double().mean(0)
+        chance = float((said * seen + (1 - said) * (1 - seen)).mean())
+    else:
+        classes = int(max(guess.max(), prediction.max())) + 1
+        said, seen = (values.bincount(minlength=classes).double() / len(values) for values in (guess, prediction))
+        chance = float(said @ seen)
+    same = float((guess == prediction).double().mean())
     return 1.0 if chance == 1 else max(0.0, (same - chance) / (1 - chance))
 
 

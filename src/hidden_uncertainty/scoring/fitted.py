@@ -11,8 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..abilities import require
 from ..extract import Features, Reading, Unseen
-from ..model.tasks import Condition
+from ..marginal import LabelSets
+from ..model.tasks import Condition, MultiLabel
 from ..notes import about, note
 from ..precision import gradients
 from ..uncertainty import LayerScores, Uncertainty
@@ -147,7 +149,7 @@ class Fitted:
             expected_error=leading.expected_error,
             variance=reading.prediction.variance,
             spread=None if spread is None else filled(spread, reading.unusable, math.nan),
-            probabilities=head.probabilities(reading) if head.combination.tails else None,
+            probabilities=leading.probabilities if leading.probabilities is not None else head.probabilities(reading),
         )
 
     def config(self) -> dict[str, Any]:
@@ -168,7 +170,7 @@ class Fitted:
 
 @gradients(False, lasting=True)
 def fit_terms(
-    methods: Mapping[str, Method], features: Features, condition: Condition, combination: Combination, *, owner: str
+    methods: Mapping[str, Method], features: Features, condition: Condition, combination: Combination, *, owner: object
 ) -> Fitted:
     """Fit copies of methods to features.
 
@@ -177,16 +179,21 @@ def fit_terms(
         features: of training data.
         condition: what methods are conditioned on.
         combination: of the terms' scores.
-        owner: the name of the detector, for errors.
+        owner: the detector, for errors.
     """
     if len(features) == 0:
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")
     if not features.task.discrete and any(method.needs_classes for method in methods.values()):
         raise ValueError(
-            f"{owner} needs classes, but the network predicts numbers. NearestNeighbours and "
+            f"{type(owner).__name__} needs classes, but the network predicts numbers. NearestNeighbours and "
             "KernelDensity(how='gaussian') need none."
         )
     y = features.condition(condition) if any(method.conditional for method in methods.values()) else None
+    classes = y
+    if isinstance(features.task, MultiLabel):
+        require(owner, "labels")
+        if y is not None and any(method.needs_classes for method in methods.values()):
+            classes = LabelSets().fit(y).of(y)
     parts, shared = {}, dict[int, Any]()
     for name, asked in methods.items():
         memo = dict(shared)
@@ -199,6 +206,6 @@ def fit_terms(
                     "any. Choose another layer."
                 )
             with about(f"layer {name!r}"):
-                method.fit(z, y if method.conditional else None, features)
+                method.fit(z, (classes if method.needs_classes else y) if method.conditional else None, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
     return Fitted(Head(parts, combination).learnt(features, unseen=False), condition=condition)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..extract import AsIs, Features, Reading
-from ..model.tasks import Condition
+from ..model.tasks import Condition, whole_labels
 from ..notes import note
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
 from ..uncertainty import LayerScores
 from .calibration import Calibration
-from .combination import Combination, agreement
+from .combination import Combination
 from .errors import Spread, error_of, filled, has_errors, refuse_unusable, spread_of, unit_of, without
 from .terms import Method, build, with_kind
 
@@ -124,11 +124,11 @@ class Head(nn.Module):
 
     @gradients(False)
     def probabilities(self, reading: Reading) -> Tensor | None:
-        """Of each class, (n, C), where the leading term tells them and inputs are one row each."""
-        if reading.scores is not None or reading.prediction.value.dim() != 1:
+        """Of each class or label, (n, C), where the leading term tells them and inputs are one row each."""
+        if reading.scores is not None or reading.prediction.value.dim() == 3 or not self.combination.tails:
             return None
         method, device = self.terms[self.leading].method, self.device
-        parts = [method.probabilities(z.to(device)) for z, _, _ in reading.rows(self.leading)]
+        parts = [method.probabilities(z.to(device), prediction) for z, _, prediction in reading.rows(self.leading)]
         found = [part for part in parts if part is not None]
         if not found:
             return None
@@ -137,10 +137,8 @@ class Head(nn.Module):
 
     def taught(self, features: Features) -> Head:
         """The head whose methods know what labels of data that nothing was fitted to teach them."""
-        label, value = features.label, features.prediction
-        if label is None or label.shape != value.shape or label.is_floating_point() or value.is_floating_point():
-            return self
-        if bool((label < 0).any()) or bool((label >= (features.classes or 0)).any()):
+        label = whole_labels(features.label, features.prediction)
+        if label is None or bool((label < 0).any()) or bool((label >= (features.classes or 0)).any()):
             return self
         terms = {
             name: FittedTerm(term.reduction, term.method.taught(features.z[name], label.to(features.z[name].device)))
@@ -165,8 +163,7 @@ class Head(nn.Module):
             for name, term in self.terms.items():
                 z = sample.z[name].to(device)
                 scores[name] = term.method.score(z, prediction, seen=not unseen).epistemic
-                guess = term.method.guess(z, prediction) if self.combination.tails else None
-                weights[name] = 1.0 if guess is None else agreement(guess, prediction) ** 2
+                weights[name] = term.method.agreement(z, prediction) ** 2 if self.combination.tails else 1.0
         return Head(self.terms, self.combination.learn(scores, weights, unseen=unseen), self.combined)
 
     def calibrated(

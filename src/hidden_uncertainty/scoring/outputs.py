@@ -1,4 +1,6 @@
-"""Methods that score a classifier's outputs: entropy, largest probability, energy, generalised entropy."""
+"""Methods that score a classifier's outputs: entropy, largest probability, energy, generalised entropy.
+
+Where an input may have several labels, outputs are one logit per label, and the labels are taken as independent."""
 
 from __future__ import annotations
 
@@ -31,16 +33,21 @@ class OutputMethod(Method):
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
-        """Score logits or log-probabilities, (n, C)."""
+        """Score logits or log-probabilities of classes, or logits of labels, (n, C)."""
         assert isinstance(z, Tensor)
+        several = prediction.dim() == 2
         if not self._looked and len(z):
             self._looked = True
-            self.look(z)
-        return self.measure(z)
+            warn_of_sigmoids(z) if several else self.look(z)
+        return self.measure_labels(z) if several else self.measure(z)
 
     @abstractmethod
     def measure(self, scores: Tensor) -> Scores:
-        """The uncertainty of logits or log-probabilities (n, C)."""
+        """The uncertainty of logits or log-probabilities of classes (n, C)."""
+
+    @abstractmethod
+    def measure_labels(self, logits: Tensor) -> Scores:
+        """The uncertainty of logits of labels (n, L), of which several may hold."""
 
     def look(self, scores: Tensor) -> None:
         """Warn, at the first batch, if outputs are not what they are taken for."""
@@ -64,6 +71,11 @@ class EntropyMethod(OutputMethod):
         posterior = infer(scores, scores.new_zeros(scores.shape[1]))
         return Scores(posterior.entropy, posterior.entropy, posterior.log_entropy)
 
+    def measure_labels(self, logits: Tensor) -> Scores:
+        """The sum of the entropies of all labels."""
+        entropy, log_entropy = label_entropy(logits)
+        return Scores(entropy, entropy, log_entropy)
+
 
 class ProbabilityMethod(OutputMethod):
     """One minus the largest probability."""
@@ -74,6 +86,10 @@ class ProbabilityMethod(OutputMethod):
         """1 - max p, with all its digits where p is almost 1."""
         log_p = infer(scores, scores.new_zeros(scores.shape[1])).log_posterior
         return Scores(torch.expm1(log_p.amax(1)).abs())
+
+    def measure_labels(self, logits: Tensor) -> Scores:
+        """One minus the probability of the likeliest set of labels."""
+        return Scores(torch.expm1(-_softplus(-logits.abs()).sum(1)).abs())
 
 
 class EnergyMethod(OutputMethod):
@@ -93,6 +109,11 @@ class EnergyMethod(OutputMethod):
         above = ((scores - top[:, None]) / self.temperature).logsumexp(1)  # between 0 and log C
         limit = torch.finfo(scores.dtype).max
         return Scores((-top - self.temperature * above).clamp(-limit, limit))
+
+    def measure_labels(self, logits: Tensor) -> Scores:
+        """The sum of the energies of all labels, each beside a logit of zero."""
+        limit = torch.finfo(logits.dtype).max
+        return Scores((-self.temperature * _softplus(logits / self.temperature).sum(1)).clamp(-limit, limit))
 
     def look(self, scores: Tensor) -> None:
         """Warn if outputs are probabilities or their logarithms."""
@@ -134,12 +155,21 @@ class GENMethod(OutputMethod):
             posterior = infer(scores / self.temperature, scores.new_zeros(scores.shape[1]))
         return Scores((self.gamma * pairs).exp().sum(1), posterior.entropy, posterior.log_entropy)
 
-    def probabilities(self, z: Tensor) -> Tensor:
-        """The softmax at the temperature, (n, C)."""
-        return (z / self.temperature).softmax(1)
+    def measure_labels(self, logits: Tensor) -> Scores:
+        """Σ p^γ (1 - p)^γ over the labels that have most of it; and the sum of the entropies of all labels."""
+        pairs = -_softplus(logits) - _softplus(-logits)  # log p (1 - p)
+        largest = pairs.topk(min(self.largest, pairs.shape[1])).values
+        return Scores((self.gamma * largest).exp().sum(1), *label_entropy(logits / self.temperature))
+
+    def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor:
+        """The softmax at the temperature, (n, C); of labels, the sigmoids."""
+        scaled = z / self.temperature
+        return scaled.softmax(1) if prediction.dim() == 1 else scaled.sigmoid()
 
     def taught(self, z: Tensor, label: Tensor) -> GENMethod:
         """The method at the temperature at which labels are likeliest."""
+        if label.dim() == 2:
+            z, label = _pairs(z), label.flatten()
         return GENMethod(self.gamma, self.largest, best_temperature(z, label))
 
     def config(self) -> dict[str, Any]:
@@ -170,6 +200,33 @@ def best_temperature(scores: Tensor, label: Tensor) -> float:
         cold = float((right - mean).sum()) < 0  # labels are less likely than the softmax says
         low, high = (middle, high) if cold else (low, middle)
     return math.exp((low + high) / 2)
+
+
+def label_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the entropies of labels with these logits (n, L), (n,), and its logarithm where it underflows."""
+    posterior = infer(_pairs(logits), logits.new_zeros(2))
+    assert posterior.log_entropy is not None
+    return posterior.entropy.view_as(logits).sum(1), posterior.log_entropy.view_as(logits).logsumexp(1)
+
+
+def _pairs(logits: Tensor) -> Tensor:
+    """Logits of labels (n, L) as logits of two classes, (n L, 2)."""
+    half = logits.reshape(-1, 1) / 2
+    return torch.cat([-half, half], 1)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x) to all digits."""
+    return torch.logaddexp(x, x.new_zeros(()))
+
+
+def warn_of_sigmoids(logits: Tensor) -> None:
+    """Warn where outputs (n, L) that are taken as logits of labels are likely probabilities."""
+    if len(logits) >= 8 and bool(((logits >= 0) & (logits <= 1)).all()):
+        warn(
+            "the network's outputs all lie between 0 and 1, as probabilities do, but are taken as logits. Pass "
+            "task=MultiLabel(logits=False), or a model without its last sigmoid."
+        )
 
 
 def warn_of_probabilities(scores: Tensor) -> None:

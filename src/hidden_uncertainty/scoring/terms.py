@@ -24,6 +24,7 @@ class Scores(NamedTuple):
     aleatoric: Tensor | None = None  # (n,)
     log_aleatoric: Tensor | None = None  # (n,)
     expected_error: Tensor | None = None  # (n,), or (n, q); shown to users only of methods that were given labels
+    probabilities: Tensor | None = None  # of each label, (n, L), where an input may have several
 
 
 class Method(nn.Module, ABC):
@@ -60,20 +61,21 @@ class Method(nn.Module, ABC):
 
         Args:
             z: what the term reads, (n, d).
-            y: what the rows are conditioned on, the predictions or the labels; None where `conditional` is False.
+            y: what the rows are conditioned on, the predictions or the labels; None where `conditional` is False. A
+                method that `needs_classes` is given one class per row, also where these have several labels.
             features: all that is known of the rows.
         """
 
-    def guess(self, z: Tensor, prediction: Tensor) -> Tensor | None:
-        """The classes that z alone tells of, (n,), for a method that knows classes; None for others."""
-        return None
+    def agreement(self, z: Tensor, prediction: Tensor) -> float:
+        """How far the classes that z alone tells of agree with those predicted, from 0 to 1; 1 where it tells none."""
+        return 1.0
 
-    def probabilities(self, z: Tensor) -> Tensor | None:
-        """The probability of each class, (n, C), for a method that tells them; None for others."""
+    def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
+        """The probability of each class or label, (n, C), for a method that tells them; None for others."""
         return None
 
     def taught(self, z: Tensor, label: Tensor) -> Method:
-        """The method with what labels (n,) of data that it was not fitted to teach it."""
+        """The method with what labels, (n,) or (n, L), of data that it was not fitted to teach it."""
         return self
 
     @abstractmethod
