@@ -18,7 +18,7 @@ from .latent import LatentDensity, suggest
 from .model.layers import layers
 from .model.tasks import Classification, Regression
 from .reduce import Reduce
-from .scoring.calibration import Calibration
+from .scoring.calibration import Calibration, p_value_by_group
 from .scoring.distribution import OutputDistribution
 from .uncertainty import LayerScores, Uncertainty
 from .version import __version__
@@ -48,6 +48,7 @@ __all__ = [
     "compare",
     "layers",
     "metrics",
+    "p_value_by_group",
     "plots",
     "suggest",
 ]

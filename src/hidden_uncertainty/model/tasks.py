@@ -22,6 +22,7 @@ class Prediction(NamedTuple):
     value: Tensor  # classes (n,), numbers (n,) or vectors (n, q); of pixels, classes or numbers (n, H, W)
     classes: int | None = None  # how many there are
     variance: Tensor | None = None  # the network's own, of the shape of value
+    probabilities: Tensor | None = None  # of each class, (n, C), where several networks or passes tell them together
 
 
 class Task(ABC):

@@ -38,6 +38,10 @@ class OutputMethod(Method):
             self.look(z)
         return self.measure(z)
 
+    def probabilities(self, z: Tensor) -> Tensor | None:
+        """The softmax, (n, C)."""
+        return z.softmax(1)
+
     @abstractmethod
     def measure(self, scores: Tensor) -> Scores:
         """The uncertainty of logits or log-probabilities (n, C)."""
