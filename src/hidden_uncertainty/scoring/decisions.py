@@ -38,8 +38,8 @@ class Selection(nn.Module):
     the search, so that all tests together are wrong as rarely as one (fixed-sequence testing): P(wrong | accepted) ≤
     error with this confidence, over the draw of the inputs, whatever the network and the scores.
 
-    The strictest threshold is chosen to accept half of the inputs, or twice as many as are needed without any mistake
-    if that is fewer.
+    The strictest threshold is meant to accept half of the inputs, or a fifth where there are many: too strict a one
+    leaves too few to certify it, too loose a one is wrong too often.
 
     Example:
         >>> scores = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
@@ -160,7 +160,7 @@ def _loosest(known: Tensor, doubt: Tensor, mistakes: np.ndarray, error: float, c
     from scipy.special import bdtr  # scoring needs no scipy
 
     least = _least(error, confidence)
-    strictest = max(1.2 * least, min(2 * least, len(doubt) / 2)) / len(doubt)
+    strictest = max(1.2 * least / len(doubt), min(4 * least / len(doubt), 0.5), 0.2)
     shares = torch.linspace(min(strictest, LOOSEST), LOOSEST, STEPS, dtype=torch.float64, device="cpu")
     thresholds = known.quantile(shares)
     accepted = torch.searchsorted(doubt, thresholds, right=True).numpy()
