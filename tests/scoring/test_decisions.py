@@ -80,16 +80,18 @@ def test_the_error_of_answers_is_bounded(name: str, columns: int) -> None:
         assert mean > {"torn": 0.75, "both": 0.8 if columns == 2 else 0.5, "falls and rises": 0.05}[name]
 
 
-@pytest.mark.parametrize(("error", "confidence", "needed"), [(0.01, 0.95, 378), (0.05, 0.95, 75), (0.05, 0.99, 114)])
+@pytest.mark.parametrize(
+    ("error", "confidence", "needed"), [(0.01, 0.95, 378), (0.05, 0.95, 75), (0.05, 0.99, 114), (0.3, 0.9, 50)]
+)
 def test_how_many_inputs_are_needed(error: float, confidence: float, needed: int) -> None:
     # (1 - error)^N ≤ 1 - confidence, of the 99 % that are accepted of the four fifths that certify.
     accepted = next(n for n in range(1, 1000) if (1 - error) ** n <= 1 - confidence)
-    assert needed == math.ceil(accepted / 0.99 / 0.8)
-    scores, few = torch.rand(needed, 2, generator=seeded(1)), needed - 3  # a fifth of which is rounded
+    assert needed == max(50, math.ceil(accepted / 0.99 / 0.8))
+    scores, few = torch.rand(needed, 2, generator=seeded(1)), needed - 1
     with pytest.raises(ValueError, match=f"needs at least {needed} labelled unseen inputs .* there are {few}"):
         Selection().fit(scores[:few], torch.zeros(few)).refuses(scores, error, confidence, 0.5)
     found = Selection().fit(scores.repeat(2, 1), torch.zeros(2 * needed))
-    assert found.refuses(scores, error, confidence, 0.5).float().mean() < 0.1
+    assert found.refuses(scores, error, confidence, 0.5).float().mean() < 0.2
 
 
 def test_what_cannot_be_promised_is_said() -> None:

@@ -19,6 +19,7 @@ from .errors import filled
 if TYPE_CHECKING:
     from .fitted import Fitted
 
+FEWEST = 50  # inputs, so that ten of them can say what is rare
 LEARN = 5  # one row in so many says what doubt is; the others certify
 UNFAMILIAR = 0.5  # weight beside ambiguity, where most mistakes on familiar inputs are: with 1, fewer are accepted
 STEPS = 50  # thresholds that are tested
@@ -88,8 +89,8 @@ class Selection(nn.Module):
         order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed), device="cpu")
         some, others = order[: len(order) // LEARN], order[len(order) // LEARN :]
         asked, least = f"an error of {error:g} with confidence {confidence:g}", _least(error, confidence)
-        if len(others) * LOOSEST < least:
-            needed = math.ceil(least / LOOSEST / (1 - 1 / LEARN))
+        needed = max(FEWEST, math.ceil(least / LOOSEST / (1 - 1 / LEARN)))
+        if len(scores) < needed:
             raise ValueError(
                 f"{asked} needs at least {needed:,} labelled unseen inputs that nothing was learnt from, more if the "
                 f"network is wrong for some; there are {len(scores):,}. Calibrate on more, or ask for a higher error."
