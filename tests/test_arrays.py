@@ -220,6 +220,9 @@ def test_pictures_take_results():
         assert lines == expected
         assert all(np.array_equal(a, b) for a, b in zip(patches, others, strict=True))
         assert lines or patches
+    alone = Uncertainty(prediction=u.prediction, epistemic=u.epistemic, threshold=1.5)
+    same = plots.plot_scores({"inputs": u.epistemic}, threshold=1.5)
+    assert drawn(plots.plot_scores(alone))[0] == drawn(same)[0]
 
 
 def test_the_package_knows_its_bars():

@@ -19,7 +19,7 @@ from .model.layers import layers
 from .model.tasks import Classification, MultiLabel, Regression
 from .monitor import Monitor
 from .reduce import Reduce
-from .scoring.calibration import Calibration
+from .scoring.calibration import Calibration, p_value_by_group
 from .scoring.distribution import OutputDistribution
 from .shards import write_scores
 from .uncertainty import LayerScores, Uncertainty
@@ -52,6 +52,7 @@ __all__ = [
     "compare",
     "layers",
     "metrics",
+    "p_value_by_group",
     "plots",
     "suggest",
     "write_scores",

@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from . import io
 from .abilities import require
@@ -35,6 +35,7 @@ from .progress import bars
 from .reduce import Reduction
 from .scoring import files
 from .scoring.combination import Combination, Combine, check_combine
+from .scoring.decisions import Decisions
 from .scoring.errors import counted
 from .scoring.fitted import Calibrated, Fitted, fit_terms
 from .scoring.head import FittedTerm, Head
@@ -49,7 +50,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class Detector:
+class Detector(Decisions):
     """Scores inputs of a trained network by terms that read its layers or outputs.
 
     `LatentDensity` and all of `baselines` are detectors. The model is never changed, moved or saved.
@@ -169,7 +170,7 @@ class Detector:
                 `max_dim`; for pixels it is read once, and once more for a holdout. Methods that look at outputs alone
                 have nothing to fit and do not read it.
             calibration: data that the network was not trained on, for p-values and thresholds with a guarantee; with
-                labels, for intervals too. With `combine="fisher"`, the combination is learnt from a third of them.
+                labels, for what `Decisions` has too. With `combine="fisher"`, the combination is learnt from a third.
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
         """
@@ -238,7 +239,7 @@ class Detector:
         return self._keep(fitted)
 
     def calibrate(self, loader: Iterable[Any]) -> Self:
-        """Take p-values and intervals from other unseen data; what was fitted stays. Set the threshold again."""
+        """Calibrate with other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
         with bars(self.progress):
             kept = self._kept(loader)
@@ -273,19 +274,6 @@ class Detector:
         Features.require(features, self.layers, fitted.head.reductions)
         (u,) = self._results(features.readings(), fitted)
         return u
-
-    def interval(self, u: Uncertainty, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        r"""Bounds that hold the label of a share of new inputs, whatever the density: split conformal prediction.
-
-        .. math:: \hat y \pm q\, s(z)
-
-        with q from the errors on the calibration data, in units of s(z): P(y between) ≥ coverage over calibration and
-        new inputs, if these are exchangeable. s(z) is the deviation that the network predicts, where it predicts one;
-        else the expected error, with `condition="label"`; else 1, and all intervals are equally wide. With several
-        outputs, all lie between together. For pixels, an image counts as held when the labels of all but a `share` of
-        its pixels lie between (see `Pixels`).
-        """
-        return self._fitted().interval(u, coverage)
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
         """The score above which inputs are surprising from now on (`u.surprising`), chosen without any outlier.

@@ -14,7 +14,7 @@ from . import io
 from .arrays import to_tensor
 from .detector import Detector
 from .notes import logger, warn
-from .scoring.calibration import Calibration, refuse_nan, share
+from .scoring.calibration import Calibration, check_share, refuse_nan
 from .uncertainty import Uncertainty
 
 SHIFTS = (0.25, 0.5, 1.0, 2.0)  # deviations that bets expect normal scores to have moved by, up or down
@@ -77,7 +77,7 @@ class Monitor:
         known = calibration.scores.detach().cpu().double()
         if not len(known):
             raise ValueError("there are no calibration scores: fit the Calibration to scores of unseen data first.")
-        self.samples, self.false_alarm = len(known), share("false_alarm", false_alarm)
+        self.samples, self.false_alarm = len(known), check_share("false_alarm", false_alarm)
         self.width = TIES * calibration.margin
         self.usual = float(known[known.isfinite()].abs().median().nan_to_num(1.0)) or 1.0
         self._random = torch.Generator("cpu").manual_seed(io.plain(seed) + 1)

@@ -110,9 +110,10 @@ class Uncertainty(_Alarm):
             output's own unit; else None, as a density that was given predictions knows nothing about labels.
         variance: The network's own variance of its prediction, where it predicts one.
         spread: What the widths of intervals are multiples of; None where all are equally wide, or there are none.
-        probabilities: Of each class, (n, C), where several layers are combined by `"fisher"`: the network's own, at the
-            temperature that labelled unseen data teach, or at 1 where they have no labels. Where an input may have
-            several labels, of each label, (n, L): for layers that were named, p(y_l = 1 | z).
+        probabilities: Of each class, (n, C), of methods that read outputs: the network's own, or the mean of several
+            networks or passes; where layers are combined by `"fisher"`, at the temperature that labelled unseen data
+            teach. Where an input may have several labels, of each label, (n, L): for layers that were named,
+            p(y_l = 1 | z).
 
     An input for which the network gave NaN or infinity has an epistemic uncertainty of inf and the lowest p-value; its
     other scores are NaN. Its prediction is what the network gave, and means nothing.

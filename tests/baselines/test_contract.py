@@ -448,3 +448,13 @@ def test_layers_are_combined_as_asked(name, combine, trained, data):
             old = build(trained, layers=["body.0", "hidden"], combine="body.0")
         assert len(caught) == 1
         close(old.fit(data["train"], data["unseen"]).predict(data["test"]), u)
+
+
+def test_abstains(fitted, kind, data):
+    """With labels, every method leaves inputs unanswered, by the scores that it has."""
+    u = fitted(data["test"][0][0])
+    options = {"tolerance": 0.9} if u.prediction.is_floating_point() else {}
+    refused = fitted.abstain(u, 0.1, **options)
+    assert refused.shape == (len(u),) and not refused.all()
+    if kind.far:
+        assert fitted.abstain(fitted(data["far"]), 0.1, **options).all()

@@ -9,13 +9,13 @@ from hidden_uncertainty.model.tasks import Classification, MultiLabel, Regressio
 
 
 def test_the_class_with_the_largest_score():
-    prediction, classes, _ = Classification().predict(torch.tensor([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]]))
+    prediction, classes, *_ = Classification().predict(torch.tensor([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]]))
     assert prediction.tolist() == [1, 0] and classes == 3
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 def test_one_logit_is_two_classes(shape):
-    prediction, classes, _ = Classification().predict(torch.tensor([-1.0, 2.0, 0.5, -3.0]).reshape(shape))
+    prediction, classes, *_ = Classification().predict(torch.tensor([-1.0, 2.0, 0.5, -3.0]).reshape(shape))
     assert prediction.tolist() == [0, 1, 1, 0] and classes == 2
 
 

@@ -118,7 +118,7 @@ class DropoutReader(VotingReader):
                         f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
                         "same. Choose a model whose forward calls them."
                     )
-                value, classes, variance = self.sample(output, task)
+                value, classes, variance, _ = self.sample(output, task)
                 if times > 1 and self._apart is None:
                     single = check.around(lambda inner: self.sample(_call(inner, batch, 1), task).value)
                     repeated = [times * size for size in check.sizes]

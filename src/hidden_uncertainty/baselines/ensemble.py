@@ -70,7 +70,7 @@ class VotingReader(ScoringReader):
         if not isinstance(task, Classification):
             if self.pixels is None:
                 return task.predict(output)
-            value, classes, variance = task.predict_pixels(output)
+            value, classes, variance, _ = task.predict_pixels(output)
             return Prediction(value.flatten(), classes, None if variance is None else variance.flatten())
         if self.pixels is None:
             task.predict(output)  # which sees whether these are scores of classes
@@ -104,7 +104,10 @@ class VotingReader(ScoringReader):
             shape = select(output, task.output, "the network", "output").shape[-2:]
             parts = Parts(*(None if part is None else part.reshape(-1, *shape) for part in parts))  # type: ignore[arg-type]
         scores = LayerScores(**{name: found for name, found in parts._asdict().items() if name != "prediction"})
-        return Prediction(parts.prediction, samples[0].classes if task.discrete else None), scores
+        if not task.discrete:
+            return Prediction(parts.prediction), scores
+        probabilities = value.softmax(-1).mean(0) if self.pixels is None else None  # (n, C)
+        return Prediction(parts.prediction, samples[0].classes, probabilities=probabilities), scores
 
 
 class DeepEnsemble(VotingDetector):

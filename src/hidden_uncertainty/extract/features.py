@@ -73,10 +73,12 @@ class Reading:
 
     def __getitem__(self, which: Tensor) -> Self:
         """Some of the inputs, by a mask (n,)."""
-        value, classes, variance = self.prediction
+        value, classes, variance, probabilities = self.prediction
         return replace(  # type: ignore[type-var]  # readings are dataclasses
             self,
-            prediction=Prediction(rows_of(value, which), classes, rows_of(variance, which)),
+            prediction=Prediction(
+                rows_of(value, which), classes, rows_of(variance, which), rows_of(probabilities, which)
+            ),
             label=rows_of(self.label, which),
             unusable=rows_of(self.unusable, which),
             scores=None if self.scores is None else {name: some[which] for name, some in self.scores.items()},

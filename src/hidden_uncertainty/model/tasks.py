@@ -35,6 +35,7 @@ class Prediction(NamedTuple):
     value: Tensor  # classes or numbers (n,), vectors or labels (n, q); of pixels, classes or numbers (n, H, W)
     classes: int | None = None  # how many there are; 2 for labels, each of which is 0 or 1
     variance: Tensor | None = None  # the network's own, of the shape of value
+    probabilities: Tensor | None = None  # of each class, (n, C), where several networks or passes tell them together
 
 
 class Task(ABC):

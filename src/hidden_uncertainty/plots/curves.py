@@ -19,7 +19,7 @@ _TAIL = 0.01  # share of a group that may fall outside the picture on each side
 
 
 def plot_scores(
-    groups: Mapping[str, Scores],
+    groups: Mapping[str, Scores] | Uncertainty,
     *,
     ax: Axes | None = None,
     threshold: float | None = None,
@@ -33,7 +33,7 @@ def plot_scores(
 
     Args:
         groups: scores by name, any shape; infinite ones are legal. As in all these pictures, an `Uncertainty` may
-            stand for its epistemic scores.
+            stand for its epistemic scores; here also alone, with its threshold.
         ax: where to draw; a new one by default.
         threshold: a score to mark with a line.
         height: `"density"`, or `"peak"` to scale every group to the same height, which keeps a wide group visible
@@ -45,6 +45,9 @@ def plot_scores(
         >>> ax.get_xlabel()
         'epistemic uncertainty (nats)'
     """
+    if isinstance(groups, Uncertainty):
+        threshold = groups.threshold if threshold is None else threshold
+        groups = {"inputs": groups}
     scores = {name: array(values, name) for name, values in some(groups).items()}
     finite = {name: values[np.isfinite(values)] for name, values in scores.items()}
     ranges = [np.quantile(values, [_TAIL, 1 - _TAIL]) for values in finite.values() if len(values)]

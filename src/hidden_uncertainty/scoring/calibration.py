@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..arrays import to_array
 from ..io import expect
+from ..notes import warn
 
 LEAST = 1e-6  # of a score: the margin of ties where none was measured
 TIMES = 4  # the largest difference that was seen is not the largest there is
@@ -126,12 +129,12 @@ class Calibration(nn.Module):
             >>> round(calibration.threshold(0.01)), round(calibration.threshold(0.01, confidence=0.95))
             (990, 995)
         """
-        n, alpha = self._fitted(), share("false_alarm", false_alarm)
+        n, alpha = self._fitted(), check_share("false_alarm", false_alarm)
         what = f"a false-alarm rate of {false_alarm}"
         if confidence is None:
             rank, needed = _marginal_rank(n, alpha)
         else:
-            rank, needed = _confident_rank(n, alpha, share("confidence", confidence))
+            rank, needed = _confident_rank(n, alpha, check_share("confidence", confidence))
             what += f" with confidence {confidence}"
         return self._reached(rank, needed, what, "a higher rate")
 
@@ -143,7 +146,7 @@ class Calibration(nn.Module):
             990
         """
         # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
-        beyond = round(1 - share("coverage", coverage), 12)
+        beyond = round(1 - check_share("coverage", coverage), 12)
         return self._reached(*_marginal_rank(self._fitted(), beyond), f"a coverage of {coverage}", "a lower one")
 
     def config(self) -> dict[str, Any]:
@@ -230,7 +233,47 @@ def _confident_rank(n: int, alpha: float, confidence: float) -> tuple[int, int]:
     return rank, needed
 
 
-def share(name: str, value: float) -> float:
+def p_value_by_group(unseen: Any, unseen_groups: Any, scores: Any, groups: Any) -> Tensor:
+    r"""p-values that keep their promise within each group, such as a predicted class or a camera, (n,) in float64.
+
+    .. math:: P(p \leq \alpha \mid \text{group}) \leq \alpha
+
+    A score is compared with those of its own group alone (`Calibration`). An alarm is `p <= 0.05`: of each group, at
+    most 5 % of new in-distribution inputs. A group with n unseen scores has no p-value below 1 / (n + 1). One with none
+    has p = 1, and there is a warning.
+
+    Args:
+        unseen: scores (m,) of data that nothing was fitted to, higher when more uncertain.
+        unseen_groups: of each, (m,): whole numbers or names.
+        scores: of new inputs, (n,).
+        groups: of each, (n,).
+
+    Example:
+        >>> unseen, groups = torch.tensor([1.0, 2.0, 3.0, 10.0, 20.0, 30.0]), [0, 0, 0, 1, 1, 1]
+        >>> p_value_by_group(unseen, groups, torch.tensor([5.0, 5.0]), [0, 1]).tolist()
+        [0.25, 1.0]
+    """
+    values = [torch.as_tensor(part) for part in (unseen, scores)]
+    names = [to_array(part) if isinstance(part, Tensor) else np.asarray(part) for part in (unseen_groups, groups)]
+    for value, name in zip(values, names, strict=True):
+        if value.dim() != 1 or name.shape != tuple(value.shape):
+            raise ValueError(f"expected one score and one group per input; got {tuple(value.shape)} and {name.shape}.")
+    found, lost = torch.ones(len(values[1]), dtype=torch.float64, device=values[1].device), []
+    for group in np.unique(names[1]):
+        known, new = (
+            torch.from_numpy(name == group).to(value.device) for value, name in zip(values, names, strict=True)
+        )
+        if bool(known.any()):
+            own = values[0][known].to(values[1].device)
+            found[new] = Calibration().fit(own).p_value(values[1][new]).to(found)
+        else:
+            lost.append(group.item())
+    if lost:
+        warn(f"no unseen score is of group {', '.join(map(repr, lost))}: p is 1 there, so that nothing is an alarm.")
+    return found
+
+
+def check_share(name: str, value: float) -> float:
     """A share as a float, whatever kind of number came."""
     try:
         number = float(value)

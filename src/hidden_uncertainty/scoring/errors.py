@@ -55,6 +55,24 @@ def error_of(reading: Reading, unit: Tensor | None) -> Tensor:
     return error.amax(1) if error.dim() == 2 else error
 
 
+def labels_of(reading: Reading) -> Tensor | None:
+    """The classes (n,) that whole inputs have, where each is known, and is one that the network can predict."""
+    (value, classes, *_), label = reading.prediction, reading.label
+    if value.is_floating_point() or value.dim() != 1 or label is None or label.numel() != value.numel():
+        return None
+    label = label.reshape(value.shape).to(value.device)
+    whole = label.long()
+    known = (whole == label) & (whole >= 0) & (whole < (classes or 0))
+    return whole if bool(known.all()) else None
+
+
+def mistakes_of(reading: Reading, label: Tensor | None) -> Tensor | None:
+    """How far off predictions for whole inputs are, in the output's unit; for classes, whether they are wrong."""
+    if label is not None:
+        return label != reading.prediction.value
+    return error_of(reading, None) if has_errors(reading) and reading.prediction.value.dim() != 3 else None
+
+
 def filled(values: Tensor, where: Tensor | None, value: float) -> Tensor:
     """The values, with another where a mask of inputs or pixels says so."""
     if where is None:

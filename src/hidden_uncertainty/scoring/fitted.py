@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from ..abilities import require
@@ -86,35 +85,6 @@ class Fitted:
             threshold=calibration.threshold(false_alarm, confidence),
             thresholds={name: some.threshold(false_alarm, confidence) for name, some in known.items() if some},
         )
-
-    def interval(self, u: Uncertainty, coverage: float) -> tuple[Tensor, Tensor]:
-        """Bounds around the predictions, as wide as unseen errors say."""
-        if not isinstance(u, Uncertainty):
-            raise TypeError(
-                f"interval takes what a detector returned, not {type(u).__name__}: score inputs first, with "
-                "detector.interval(detector(x), coverage)."
-            )
-        term, value = self.head.terms[self.head.leading], u.prediction
-        if not value.is_floating_point():
-            raise RuntimeError(
-                "intervals are for networks that predict numbers; this one predicts classes, whose uncertainty is in "
-                "u.aleatoric and u.p_value."
-            )
-        if term.conformal is None:
-            raise RuntimeError(
-                "intervals need labelled data that the network was not trained on: call fit(train, calibration=unseen) "
-                "with a loader that gives (x, y), y of the predictions' shape."
-            )
-        if term.spread is not None and u.spread is None:
-            raise RuntimeError(
-                "these scores do not tell how wide intervals are: they are older than the calibration, or of another "
-                "detector. Score the inputs again."
-            )
-        unit = torch.ones_like(value) if term.spread is None or u.spread is None else u.spread.to(value.device)
-        half = filled(term.conformal.covering(coverage) * unit, u.epistemic.isposinf(), math.nan)
-        # A label on the boundary must not be rounded out.
-        half = half + 4 * torch.finfo(value.dtype).eps * (value.abs() + half)
-        return value - half, value + half
 
     def result(self, reading: Reading) -> Uncertainty:
         """Scores of a batch, of each term and together."""

@@ -17,13 +17,25 @@ from ..reduce import Reduction
 from ..uncertainty import LayerScores
 from .calibration import Calibration
 from .combination import Combination
-from .errors import Spread, error_of, filled, has_errors, refuse_unusable, spread_of, unit_of, without
+from .decisions import Selection, both_scores, surprisals
+from .errors import (
+    Spread,
+    error_of,
+    filled,
+    has_errors,
+    labels_of,
+    mistakes_of,
+    refuse_unusable,
+    spread_of,
+    unit_of,
+    without,
+)
 from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
 MANY = 1e-3  # of a score: a margin of ties that the user should know of
 Calibrated = Literal["unseen", "holdout"]
-Key = tuple[Literal["surprise", "error"], str]  # what is calibrated: of a term, or of all together, ""
+Key = tuple[Literal["surprise", "error", "label", "row"], str]  # what is calibrated: of a term, or of all together, ""
 
 
 class FittedTerm(nn.Module):
@@ -79,15 +91,20 @@ class Head(nn.Module):
         terms: what was fitted for each term, by its name.
         combination: of their scores.
         calibration: unseen scores of the combination, where it is not a single term's.
+        selection: scores and errors of unseen inputs, where their labels are known.
     """
 
     def __init__(
-        self, terms: Mapping[str, FittedTerm], combination: Combination, calibration: Calibration | None = None
+        self,
+        terms: Mapping[str, FittedTerm],
+        combination: Combination,
+        calibration: Calibration | None = None,
+        selection: Selection | None = None,
     ) -> None:
         super().__init__()
         self.terms = dict(terms)  # which registers no modules; the list does, as a ModuleDict takes no dots
         self.parts = nn.ModuleList(terms.values())
-        self.combination, self.combined = combination, calibration
+        self.combination, self.combined, self.selection = combination, calibration, selection
         self.leading = combination.leading  # the term that tells what is not combined
         self.reductions = {name: term.reduction for name, term in self.terms.items()}  # from what each reads to z
         buffers = (
@@ -125,8 +142,8 @@ class Head(nn.Module):
     @gradients(False)
     def probabilities(self, reading: Reading) -> Tensor | None:
         """Of each class or label, (n, C), where the leading term tells them and inputs are one row each."""
-        if reading.scores is not None or reading.prediction.value.dim() == 3 or not self.combination.tails:
-            return None
+        if reading.scores is not None or reading.prediction.value.dim() == 3:
+            return reading.prediction.probabilities
         method, device = self.terms[self.leading].method, self.device
         parts = [method.probabilities(z.to(device), prediction) for z, _, prediction in reading.rows(self.leading)]
         found = [part for part in parts if part is not None]
@@ -184,6 +201,10 @@ class Head(nn.Module):
                 "there is nothing to calibrate with: no input came, none is in the holdout, or no pixel counts. Give "
                 "more, or check the labels of pixels."
             )
+        # Where not all inputs have the label of a class, nothing is promised of labels.
+        inputs = len(known["surprise", ""])
+        known = {key: some for key, some in known.items() if key[0] not in ("label", "row") or len(some) == inputs}
+        rows = known.pop(("row", ""), None)
         twice: dict[Key, list[tuple[Tensor, Tensor]]] = {key: [] for key in known}
         for whole, parts in again:
             together, alone = (self._gathered(some, condition, {}) for some in ([whole], parts))
@@ -198,11 +219,17 @@ class Head(nn.Module):
             )
         terms = {
             name: FittedTerm(
-                term.reduction, term.method, fitted["surprise", name], fitted.get(("error", name)), spreads.get(name)
+                term.reduction,
+                term.method,
+                fitted["surprise", name],
+                fitted.get(("error", name), fitted.get(("label", name))),
+                spreads.get(name),
             )
             for name, term in self.terms.items()
         }
-        return Head(terms, self.combination, None if self.combination.single else fitted["surprise", ""])
+        combined = None if self.combination.single else fitted["surprise", ""]
+        selection = None if rows is None else Selection().fit(rows[:, :-1], rows[:, -1])
+        return Head(terms, self.combination, combined, selection)
 
     def _gathered(
         self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, Spread | None]
@@ -218,6 +245,14 @@ class Head(nn.Module):
                 if has_errors(reading):
                     spreads[name] = spread_of(reading, some, condition)
                     amounts["error", name] = error_of(reading, unit_of(spreads[name], reading, some))
+            label, probabilities, leading = labels_of(reading), self.probabilities(reading), scores[self.leading]
+            if label is not None and probabilities is not None:
+                amounts["label", self.leading] = surprisals(probabilities).gather(1, label[:, None])[:, 0]
+            mistake = mistakes_of(reading, label)
+            if mistake is not None:
+                spread = unit_of(spreads.get(self.leading), reading, leading)
+                both = both_scores(leading, amounts["surprise", ""], spread)
+                amounts["row", ""] = torch.cat([both, mistake[:, None].to(both)], 1)
             for key, values in amounts.items():
                 found.setdefault(key, []).append(reading.of_inputs(values))
         return {key: torch.cat(parts) for key, parts in found.items()}
@@ -228,6 +263,7 @@ class Head(nn.Module):
             "terms": [{"name": name, **term.config()} for name, term in self.terms.items()],
             "combination": self.combination.config(),
             "calibration": _config(self.combined),
+            "selection": _config(self.selection),
         }
 
     @classmethod
@@ -235,7 +271,9 @@ class Head(nn.Module):
         """The head that `config` describes, its tensors zero until they are loaded."""
         terms = {part["name"]: FittedTerm.from_config(part) for part in config["terms"]}
         combination = Combination.from_config(config["combination"], list(terms))
-        return cls(terms, combination, _calibration(config["calibration"]))
+        kept = config.get("selection")  # files of earlier versions have none
+        selection = None if kept is None else Selection.from_config(kept)
+        return cls(terms, combination, _calibration(config["calibration"]), selection)
 
 
 def _score(method: Method, reading: Reading, name: str, device: torch.device | None) -> LayerScores:
@@ -252,7 +290,7 @@ def _score(method: Method, reading: Reading, name: str, device: torch.device | N
     return reading.shaped(LayerScores.cat(parts))
 
 
-def _config(calibration: Calibration | None) -> dict[str, Any] | None:
+def _config(calibration: Calibration | Selection | None) -> dict[str, Any] | None:
     return None if calibration is None else calibration.config()
 
 

@@ -41,6 +41,10 @@ class OutputMethod(Method):
             warn_of_sigmoids(z) if several else self.look(z)
         return self.measure_labels(z) if several else self.measure(z)
 
+    def probabilities(self, z: Tensor) -> Tensor | None:
+        """The softmax, (n, C)."""
+        return z.softmax(1)
+
     @abstractmethod
     def measure(self, scores: Tensor) -> Scores:
         """The uncertainty of logits or log-probabilities of classes (n, C)."""
