@@ -35,14 +35,20 @@ def load(name: str) -> Callable[..., Study]:
     return _module(name, "study").run
 
 
-def renderer(name: str) -> Callable[[Mapping[str, Any]], str]:
-    """The function that turns a result of this study into tables in Markdown.
+def renderer(name: str, part: str | None = None) -> Callable[[Mapping[str, Any]], str]:
+    """The function that turns a result of this study into tables in Markdown, or into one that has a name of its own.
 
     Example:
-        >>> renderer("digits").__name__
-        'render'
+        >>> renderer("digits").__name__, renderer("one-score", "short").__name__
+        ('render', 'short')
     """
-    return _module(name, "table").render
+    module = _module(name, "table")
+    if part is None:
+        return module.render
+    parts = getattr(module, "PARTS", {})
+    if part not in parts:
+        raise ValueError(f"the study {name!r} has no table {part!r}; it has: {', '.join(parts) or 'none'}.")
+    return parts[part]
 
 
 def _module(name: str, part: str) -> Any:
