@@ -1,17 +1,22 @@
-"""Tables of what else must hold: false alarms, mistakes, probabilities, images near the data, and variants."""
+"""Tables of what must hold: all aims, false alarms, mistakes, probabilities, images near the data, and variants."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...markdown import spread, table
+from .measure import ranges
 from .methods import DEFAULT, PAPERS, SOFTMAX
 from .near import mean_curves
-from .probabilities import MEASURES, PLAIN, SCALED
+from .probabilities import MEASURES, PLAIN, SCALED, within
 from .rows import NEAR
 
 Row = Mapping[str, Any]
+Networks = Sequence[Mapping[str, Any]]
+Found = tuple[bool, str] | None  # whether an aim is met, and by what number; None where there is nothing to tell it by
+SLACK = 0.005  # of the AUROC of mistakes
+ROUNDED = 5e-4  # what three decimals cannot tell apart
 
 
 def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
@@ -133,6 +138,111 @@ def variants(rows: Sequence[Row]) -> str:
 
 
 _OF_DEFAULT = ("mean auroc", "mean regret", "highest regret", "highest below softmax")
+
+
+def aims(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
+    """A table of all aims.
+
+    Args:
+        rows: of the study.
+        settings: of the study, with what each network showed.
+    """
+    splits = list(dict.fromkeys(row["split"] for row in rows))
+    lines = []
+    for aim, judge in AIMS.items():
+        cells = []
+        for split in splits:
+            own = [row for row in rows if row["split"] == split]
+            names = [name for name in settings["networks"] if settings["families"][name]["split"] == split]
+            found = judge(own, [record for name in names for record in settings["networks"][name]])
+            cells.append("–" if found is None else f"{'yes' if found[0] else '**no**'}: {found[1]}")
+        lines.append([aim, *cells])
+    return table(["aim", *splits], lines)
+
+
+def _number(rows: Sequence[Row], metric: str) -> float:
+    return next(row["mean"] for row in rows if row["method"] == DEFAULT and row["metric"] == metric)
+
+
+def _mean_regret(rows: Sequence[Row], networks: Networks) -> Found:
+    value = _number(rows, "mean regret")
+    return value <= 2, f"{value:.1f}"
+
+
+def _worst(rows: Sequence[Row], networks: Networks) -> Found:
+    value = _number(rows, "highest regret")
+    return value <= 6, f"{value:.1f} at most"
+
+
+def _softmax(rows: Sequence[Row], networks: Networks) -> Found:
+    value = _number(rows, "highest below softmax")
+    return value <= 1, f"{abs(value):.1f} points {'below' if value > 0 else 'above'} on the worst set"
+
+
+def _single(rows: Sequence[Row], networks: Networks) -> Found:
+    others = [row for row in select(rows, metric="mean auroc") if row["method"] != DEFAULT]
+    best, own = max(others, key=lambda row: row["mean"]), _number(rows, "mean auroc")
+    return own > best["mean"], f"{own:.3f}, {best['method']} {best['mean']:.3f}"
+
+
+def _mistakes(rows: Sequence[Row], networks: Networks) -> Found:
+    pairs = [tuple(record["mistakes"].values()) for record in networks if record["mistakes"]]
+    good = sum(own >= softmax - SLACK for own, softmax in pairs)
+    return _all(good, len(pairs), "networks")
+
+
+def _calibrated(measure: str) -> Callable[[Sequence[Row], Networks], Found]:
+    def judge(rows: Sequence[Row], networks: Networks) -> Found:
+        return _all(sum(within(record["probabilities"][measure]) for record in networks), len(networks), "networks")
+
+    return judge
+
+
+def _in_range(kind: str) -> Callable[[Sequence[Row], Networks], Found]:
+    def judge(rows: Sequence[Row], networks: Networks) -> Found:
+        good = total = 0
+        for record in networks:
+            for asked, share in record["false alarms"].items():
+                limits = ranges(float(asked), record["known"], record["calibrated on"])
+                good += limits[f"{kind}low"] <= share <= limits[f"{kind}high"]
+                total += 1
+        return _all(good, total, "shares")
+
+    return judge
+
+
+def _follows(metric: str) -> Callable[[Sequence[Row], Networks], Found]:
+    def judge(rows: Sequence[Row], networks: Networks) -> Found:
+        good, total, sign = 0, 0, -1 if metric == NEAR[0] else 1  # a correlation is best at -1
+        found = [row for row in rows if row["metric"].startswith(metric)]
+        for row in (one for one in found if one["method"] == DEFAULT):
+            beside = [one for one in found if (one["train"], one["ood"]) == (row["train"], row["ood"])]
+            best = max(sign * one["mean"] for one in beside if one["method"].startswith(PAPERS))
+            good, total = good + (sign * row["mean"] >= best - ROUNDED), total + 1
+        return _all(good, total, "changes")
+
+    return judge
+
+
+def _all(good: int, total: int, what: str) -> Found:
+    return (good == total, f"{good} of {total} {what}") if total else None
+
+
+AIMS: dict[str, Callable[[Sequence[Row], Networks], Found]] = {
+    "mean regret at most 2 points": _mean_regret,
+    "no set's regret above 6": _worst,
+    "mean AUROC above that of every single method with one setting": _single,
+    "no set more than 1 point below softmax": _softmax,
+    "mistakes: AUROC of aleatoric at least that of softmax entropy minus 0.005": _mistakes,
+    **{
+        f"{title} within the interval of temperature scaling, or better": _calibrated(m)
+        for m, title in MEASURES.items()
+    },
+    "false alarms at 1 % and 5 % in their binomial range": _in_range(""),
+    "the same, counting that thresholds are estimated": _in_range("wide_"),
+    "near the data, rank correlation with accuracy as good as the paper's mixture at its best layer": _follows(NEAR[0]),
+    "near the data, rAULC as good as that": _follows(NEAR[1]),
+}
 
 
 def select(rows: Sequence[Row], train: str | None = None, ood: str | None = None, *, metric: str = "") -> list[Row]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...markdown import spread, table
-from .checks import Row, alarms, believed, near, select, variants
+from .checks import Row, aims, alarms, believed, near, select, variants
 from .methods import DEFAULT, SOFTMAX
 from .short import of_family, short
 
@@ -29,6 +29,8 @@ def render(result: Mapping[str, Any]) -> str:
     """
     rows, settings = result["rows"], result["settings"]
     parts = [LOOKED_AT, _state(settings), _networks(rows, settings)]
+    if select(rows, metric="nll"):
+        parts += ["**What holds and what does not.**", aims(rows, settings)]
     for split in dict.fromkeys(row["split"] for row in rows):
         own = [row for row in rows if row["split"] == split]
         parts += [f"**{split.capitalize()}: AUROC of the default beside the best single method.**", _sets(own)]
@@ -106,7 +108,9 @@ def _high(rows: Sequence[Row]) -> list[str]:
             if least is not None:
                 text += f"; least regret there of what else was tried: {least['method']}, {least['mean']:.1f} points"
                 over = [one["mean"] for one in select(rows, metric="mean regret of variant") if _same(one, least)]
-                text += "".join(f", but {mean:.2f} instead of {_mean_regret(rows):.2f} over all sets" for mean in over)
+                text += "".join(
+                    f"; its mean over all sets is {mean:.2f}, not {_mean_regret(rows):.2f}" for mean in over
+                )
             lines.append(f"{text})")
     return [f"Regret above {HIGH} points: {'; '.join(lines)}."] if lines else []
 

@@ -148,13 +148,29 @@ def test_the_page_counts_alarms_and_names_sets_of_high_regret() -> None:
     assert "2.0 %, 2.0 % (0.0 % – 3.0 %)" in text and "4.0 %, 4.0 % (1.0 % – 10.0 %)" in text
     assert "4 of 4 shares lie there" in text and "the default is 2.5 points above softmax" in text
     assert "Regret above 4 points: digits 0-7 → digits 8-9 (default's head layer 0.500, outputs by GEN 0.600" in text
-    assert "least regret there of what else was tried: equal weights, 8.0 points, but 8.00 instead of 7.00" in text
+    assert (
+        "least regret there of what else was tried: equal weights, 8.0 points; its mean over all sets is 8.00, not"
+        in text
+    )
     assert "| equal weights | 0.890 | 8.00 | 8.0 | -1.5 |" in text
     assert "| 0.300 ± 0.000 | 0.200 ± 0.000 | 0.400 ± 0.000 | 1 of 2 |" in text
     assert "| digits | rotation | -0.900 ± 0.000 | -1.000 ± 0.000 (layer 1 of 2) | -0.500 ± 0.000 |" in text
     assert "| 0.600 ± 0.000 | 0.400 ± 0.000 (layer 2 of 2) |" in text
     assert "| AUROC, default | 0.500 | 0.700 |" in text
+    for line in (
+        "| mean regret at most 2 points | **no**: 7.0 |",
+        "| mean AUROC above that of every single method with one setting | yes: 0.900, a layer 0.895 |",
+        "| no set more than 1 point below softmax | yes: 2.5 points above on the worst set |",
+        "| mistakes: AUROC of aleatoric at least that of softmax entropy minus 0.005 | yes: 1 of 1 networks |",
+        "| NLL within the interval of temperature scaling, or better | **no**: 1 of 2 networks |",
+        "| ECE within the interval of temperature scaling, or better | yes: 2 of 2 networks |",
+        "| false alarms at 1 % and 5 % in their binomial range | yes: 4 of 4 shares |",
+        "at its best layer | **no**: 0 of 1 changes |",
+        "| near the data, rAULC as good as that | yes: 1 of 1 changes |",
+    ):
+        assert line in text
     text = shown({"digits": [record(0, 0.90, 0.91, 0.80) | {"false alarms": {"0.01": 0.09, "0.05": 0.11}}]})
+    assert "| the same, counting that thresholds are estimated | **no**: 1 of 2 shares |" in text
     assert "0 of 2 shares lie there" in text and "1 of 2 lie in the wider one" in text
     assert "Regret above" not in text and "the default is 1.0 points below softmax" in text
 
