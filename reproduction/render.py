@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .claims.page import page
-from .studies import renderer
+from .studies import made, renderer
 
 PLACE = re.compile(r"(<!-- results:([a-z0-9-]+)(?:/([a-z0-9-]+))? -->\n).*?(<!-- /results -->)", re.DOTALL)
 
@@ -51,8 +51,9 @@ def render(result: Mapping[str, Any], part: str | None = None) -> str:
         `make it` (7 s on a machine)
         <BLANKLINE>
     """
-    made = f"`{today(result['command'])}` ({result['seconds']:.0f} s on {result['hardware']})"
-    return f"{renderer(result['name'], part)(result)}\n\n{made}\n"
+    command, seconds = made(result, part)
+    footer = f"`{today(command)}` ({seconds:.0f} s on {result['hardware']})"
+    return f"{renderer(result['name'], part)(result)}\n\n{footer}\n"
 
 
 def today(command: str) -> str:

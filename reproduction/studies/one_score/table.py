@@ -34,7 +34,7 @@ def render(result: Mapping[str, Any]) -> str:
     for split in dict.fromkeys(row["split"] for row in rows):
         own = [row for row in rows if row["split"] == split]
         parts += [f"**{split.capitalize()}: AUROC of the default beside the best single method.**", _sets(own)]
-        parts += [f"**{split.capitalize()}: all methods, over these {_count(own)} sets.**", _methods(own)]
+        parts += [f"**{split.capitalize()}: all methods, over {_count(own)}.**", _methods(own)]
         if any(row["metric"] == "mean regret of variant" for row in own):
             parts += ["**What else was tried, one change at a time.**", variants(own)]
     parts += ["**False alarms, and mistakes of the networks.**", alarms(rows, settings)]
@@ -45,7 +45,15 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-PARTS = {"short": short, "clinc150": partial(of_family, name="text-clinc150")}  # of which documents show one
+TEXT = "text-clinc150"
+PARTS = {"short": short, "clinc150": partial(of_family, name=TEXT)}  # of which documents show one
+
+
+def made(result: Mapping[str, Any], part: str | None) -> tuple[str, float]:
+    """The command that makes all families of the file again, or that of the part, and their seconds."""
+    seconds = result["settings"]["seconds"]
+    names = [name for name in result["settings"]["networks"] if part != "clinc150" or name == TEXT]
+    return f"python -m reproduction one-score --families {','.join(names)}", sum(seconds[name] for name in names)
 
 
 def _state(settings: Mapping[str, Any]) -> str:
@@ -147,5 +155,6 @@ def _weights(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     return table(["family", "weights, by layer"], lines)
 
 
-def _count(rows: Sequence[Row]) -> int:
-    return len(select(rows, metric="below softmax"))
+def _count(rows: Sequence[Row]) -> str:
+    sets = len(select(rows, metric="below softmax"))
+    return f"these {sets} sets" if sets > 1 else "this set"

@@ -316,6 +316,9 @@ def test_short_tables_are_of_the_same_rows() -> None:
     assert text.index("**default**") < text.index("| softmax | 0.875") < text.index("| energy |")
     assert "accuracy 0.900 ± 0.000. False alarms of the default: 2.0 % at 1 %, 4.0 % at 5 %." in text
     assert "A test family, at commit 0123456789." in text
+    assert "`python -m reproduction one-score --families text-clinc150` (1 s on b)" in text
+    both = shown({"digits": digits, "text-clinc150": digits}, "short")
+    assert "`python -m reproduction one-score --families digits,text-clinc150` (2 s on b)" in both
     assert shown({"digits": digits}, "clinc150").startswith("Not run yet: text-clinc150.")
     with pytest.raises(ValueError, match="the study 'one-score' has no table 'long'; it has: short, clinc150"):
         shown({"digits": digits}, "long")
