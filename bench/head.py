@@ -24,10 +24,11 @@ LAYER = "pool"
 
 
 class Inside:
-    """How long the latest forward pass of a network took, by hooks on it; what hooks within it did counts."""
+    """How long the latest forward pass of a network took, and all together; what hooks within it did counts."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.seconds = self._began = 0.0
+    def __init__(self, model: nn.Module, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = self.total = self._began = 0.0
+        self._clock = clock
         self._hooks = [model.register_forward_pre_hook(self._begin), model.register_forward_hook(self._end)]
 
     def remove(self) -> None:
@@ -36,10 +37,11 @@ class Inside:
             hook.remove()
 
     def _begin(self, *args: Any) -> None:
-        self._began = time.perf_counter()
+        self._began = self._clock()
 
     def _end(self, *args: Any) -> None:
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = self._clock() - self._began
+        self.total += self.seconds
 
 
 class Head:

@@ -144,6 +144,21 @@ def _call(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
     return f"{table(head, rows)}\n\n{_made(entries)}"
 
 
+def _default(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """What the default adds to a plain pass over the same images."""
+    rows = []
+    for entry in result["entries"]:
+        call, some = entry["name"] == "call", f"{entry['images']:,} image{'s' * (entry['images'] > 1)}"
+        what = f"a call with {some}" if call else f"{entry['name']}, {some} in batches of {entry['batch']}"
+        number = f"{100 * (entry['ratio'] - 1):+.1f} %" if call else f"{entry['ratio']:.2f} ×"
+        times = [_seconds(entry["plain_seconds"]), _seconds(entry["seconds"])]
+        rows.append([what, *times, number, f"{entry['outside_percent']:.1f} %", str(entry["rounds"])])
+    head = ["", "network alone", "with the default", "ratio, or added", "outside the network", "rounds"]
+    made = f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, one thread"
+    how = f"{made}, processor time, {result['quantile']:.0%} quantile of the rounds, {_versions(result['machine'])}"
+    return f"{table(head, rows)}\n\n{how}"
+
+
 def _memory(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
     """What principal components take beyond the loader, and what a solver takes that holds all data."""
     text = []
@@ -332,9 +347,10 @@ SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
     "training": ("training.json", "training-history.jsonl", "python -m bench.training", _training),
-    "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),  # the last two have no history
+    "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),
     "busy": ("busy.json", "busy-history.jsonl", "python -m bench.busy", _busy),
     "call": ("latest.json", "history.jsonl", "make bench", _call),
+    "default": ("default.json", "default-history.jsonl", "python -m bench.default", _default),
     "memory": ("latest.json", "history.jsonl", "make bench", _memory),
     "fit": ("growth.json", "growth-history.jsonl", "make bench-growth", _fit),
     "device": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _device),

@@ -28,7 +28,12 @@ def use_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, pause: float = 0.0) -> Seconds:
+def alternate(
+    sides: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    pause: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Seconds:
     """Time each side once a round, turn by turn, so that whatever disturbs the machine disturbs all of them.
 
     Threads of one library spin for up to 0.2 s after its last product, and take the cores from the next one's: sides
@@ -38,9 +43,9 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, pause: float 
     for _ in range(rounds):
         for name, side in sides.items():
             time.sleep(pause)
-            start = time.perf_counter()
+            start = clock()
             side()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

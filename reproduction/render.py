@@ -1,6 +1,7 @@
 """Tables in documents, written from result files and never by hand.
 
 A document marks the place with `<!-- results:NAME -->` and `<!-- /results -->`; what lies between is replaced.
+`<!-- results:NAME/PART -->` asks for a shorter table, where the study has one of that name.
 `python -m reproduction.render`, from the root of a clone, fills all documents and writes the page of claims.
 """
 
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from .claims.page import page
-from .studies import renderer
+from .studies import made, renderer
 
-PLACE = re.compile(r"(<!-- results:([a-z0-9-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- results:([a-z0-9-]+)(?:/([a-z0-9-]+))? -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
 def fill(document: str, folder: str | os.PathLike[str]) -> str:
@@ -31,13 +32,13 @@ def fill(document: str, folder: str | os.PathLike[str]) -> str:
         path = Path(folder) / f"{match[2]}.json"
         if not path.is_file():
             raise FileNotFoundError(f"there is no '{path}': make it with python -m reproduction {match[2]}.")
-        return match[1] + render(json.loads(path.read_text(encoding="utf-8"))) + match[3]
+        return match[1] + render(json.loads(path.read_text(encoding="utf-8")), match[3]) + match[4]
 
     return PLACE.sub(table, document)
 
 
-def render(result: Mapping[str, Any]) -> str:
-    """A result as tables in Markdown, followed by the command that makes it again.
+def render(result: Mapping[str, Any], part: str | None = None) -> str:
+    """A result, or a part of it, as tables in Markdown, followed by the command that makes it again.
 
     Example:
         >>> row = {"train": "a", "ood": "b", "method": "c", "metric": "auroc", "mean": 0.9, "std": 0.01, "n": 5}
@@ -50,8 +51,9 @@ def render(result: Mapping[str, Any]) -> str:
         `make it` (7 s on a machine)
         <BLANKLINE>
     """
-    made = f"`{today(result['command'])}` ({result['seconds']:.0f} s on {result['hardware']})"
-    return f"{renderer(result['name'])(result)}\n\n{made}\n"
+    command, seconds = made(result, part)
+    footer = f"`{today(command)}` ({seconds:.0f} s on {result['hardware']})"
+    return f"{renderer(result['name'], part)(result)}\n\n{footer}\n"
 
 
 def today(command: str) -> str:

@@ -101,14 +101,18 @@ def digest(*tensors: Tensor) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the clone that this file is in, read from its .git; None if there is none."""
+    """The commit of the clone or worktree that this file is in, read from its .git; None if there is none."""
     git = Path(__file__).resolve().parents[1] / ".git"
+    if git.is_file():  # a worktree's says where its own HEAD is
+        git = git.parent / git.read_text().removeprefix("gitdir: ").strip()
     if not (git / "HEAD").is_file():
         return None
     text = (git / "HEAD").read_text().strip()
     if not text.startswith("ref: "):
         return text
-    name = text.removeprefix("ref: ")
+    name, shared = text.removeprefix("ref: "), git / "commondir"
+    if shared.is_file():  # branches are kept where the first clone is
+        git = git / shared.read_text().strip()
     if (git / name).is_file():
         return (git / name).read_text().strip()
     packed = git / "packed-refs"  # where git gc puts refs

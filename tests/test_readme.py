@@ -28,7 +28,7 @@ def test_first_screen_is_a_sentence_a_picture_ten_lines_and_a_table():
     assert title == "# hidden-uncertainty" and sentence.count(". ") == 0 and picture.startswith("![")
     code = [line for line in examples(screen)[0].code.splitlines() if line.strip()]
     assert len(code) <= 12  # ten, and a loop's two
-    assert re.search(r"^<!-- results:digits -->\n(.*\n)*<!-- /results -->$", screen, re.MULTILINE)
+    assert re.search(r"^<!-- results:one-score/short -->\n(.*\n)*<!-- /results -->$", screen, re.MULTILINE)
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])

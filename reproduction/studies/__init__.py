@@ -35,14 +35,31 @@ def load(name: str) -> Callable[..., Study]:
     return _module(name, "study").run
 
 
-def renderer(name: str) -> Callable[[Mapping[str, Any]], str]:
-    """The function that turns a result of this study into tables in Markdown.
+def renderer(name: str, part: str | None = None) -> Callable[[Mapping[str, Any]], str]:
+    """The function that turns a result of this study into tables in Markdown, or into one that has a name of its own.
 
     Example:
-        >>> renderer("digits").__name__
-        'render'
+        >>> renderer("digits").__name__, renderer("one-score", "short").__name__
+        ('render', 'short')
     """
-    return _module(name, "table").render
+    module = _module(name, "table")
+    if part is None:
+        return module.render
+    parts = getattr(module, "PARTS", {})
+    if part not in parts:
+        raise ValueError(f"the study {name!r} has no table {part!r}; it has: {', '.join(parts) or 'none'}.")
+    return parts[part]
+
+
+def made(result: Mapping[str, Any], part: str | None = None) -> tuple[str, float]:
+    """The command that makes a result again, and its seconds; a study whose file grew in several runs knows better.
+
+    Example:
+        >>> made({"name": "digits", "command": "make it", "seconds": 7})
+        ('make it', 7)
+    """
+    own = getattr(_module(result["name"], "table"), "made", None)
+    return (result["command"], result["seconds"]) if own is None else own(result, part)
 
 
 def _module(name: str, part: str) -> Any:

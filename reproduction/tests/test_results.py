@@ -1,4 +1,5 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_the_commit_is_that_of_the_packages_own_tree(tmp_path, monkeypatch):
     assert results.commit() == "123"
     (git / "HEAD").write_text("456\n")
     assert results.commit() == "456"
+
+
+def test_the_commit_of_a_worktree_is_its_own(tmp_path, monkeypatch):
+    def git(*words, folder="first"):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", *who, *words], cwd=tmp_path / folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    (tmp_path / "first").mkdir()
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "one")
+    git("worktree", "add", "-q", "-b", "other", "../second")
+    git("commit", "-q", "--allow-empty", "-m", "two", folder="second")
+    for folder in ("first", "second"):
+        monkeypatch.setattr(results, "__file__", str(tmp_path / folder / "reproduction" / "results.py"))
+        assert results.commit() == git("rev-parse", "HEAD", folder=folder)
+    assert git("rev-parse", "HEAD") != git("rev-parse", "HEAD", folder="second")
 
 
 def test_digests_tell_data_apart():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import default
 from bench.growth import exponents
 from bench.render import PAGES, PLACE, SECTIONS, _cpu, fill
 
@@ -24,13 +25,35 @@ def test_the_pages_show_the_committed_files():
         assert fill(text, ROOT / "bench") == text, f"{page.name}: run python -m bench.render"
 
 
-@pytest.mark.parametrize(
-    "name", ["cpu", "gpu", "training", "growth", "call", "memory", "fit", "device", "alarms", "delays"]
-)
+SECTION_NAMES = "cpu gpu training growth busy call default memory fit device alarms delays".split()
+
+
+@pytest.mark.parametrize("name", SECTION_NAMES)
 def test_what_was_not_measured_says_so(name, tmp_path):
     page = fill(place(name), tmp_path)
     assert "Not measured yet" in page and "stale" not in page and page.startswith("before\n")
     assert fill(page, tmp_path) == page
+
+
+def test_the_default_is_shown_beside_the_plain_network(tmp_path):
+    default.main(["--quick", "--out", str(tmp_path / "default.json")])
+    result = json.loads((tmp_path / "default.json").read_text(encoding="utf-8"))
+    assert len(result["layers"]) == 3 and "read by the layer that gives" in result["layers"][-1]
+    found = {(entry["name"], entry["batch"]): entry for entry in result["entries"]}
+    assert list(found) == [("fit", 64), ("calibrate", 64), ("call", 256), ("call", 1)]
+    for entry in found.values():
+        assert entry["ratio"] == entry["seconds"] / entry["plain_seconds"] and entry["outside_percent"] > 0
+        assert len(entry["plain_rounds"]) == len(entry["rounds_seconds"]) == entry["rounds"]
+    page = fill(place("default"), tmp_path)
+    fit, one = found["fit", 64], found["call", 1]
+    assert "| fit, 640 images in batches of 64 |" in page and f"| {fit['ratio']:.2f} × |" in page
+    assert "| a call with 1 image |" in page and f"| {100 * (one['ratio'] - 1):+.1f} % |" in page
+
+
+def test_the_benchmark_of_the_default_tells_all_classes():
+    bench = default.Default(default.QUICK["width"], 64, {"fit": 640, "calibrate": 320})
+    said = bench.detector.predict(bench.train).prediction.bincount(minlength=10)
+    assert int(said.min()) > 10
 
 
 def test_times_stand_beside_floors_and_peers(tmp_path):

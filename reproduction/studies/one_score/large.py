@@ -18,6 +18,7 @@ from ...nets.resnet18 import ResNet18
 from ...nets.transformer import TextTransformer, VisionTransformer
 from ...training.classifier import ClassifierRecipe, train_classifier
 from .measure import Case
+from .near import CHANGES
 
 SGD = "SGD at 0.1 with a cosine, 100 epochs, crops and flips"  # OpenOOD's recipe
 ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 200 epochs, crops and flips"
@@ -61,7 +62,8 @@ class Task:
         unknown = {name: part.to(device) for name, part in self.unknown.items()}
         test = (self.test[0].to(device), self.test[1].to(device))
         inputs = unit(x) if x.dtype == torch.uint8 else x
-        return Case(network, inputs, test, lambda known, labels: unknown, self.measured, 500)
+        changes = CHANGES if test[0].is_floating_point() else ()  # words are neither rotated nor noisy
+        return Case(network, inputs, test, lambda known, labels: unknown, self.measured, 500, changes)
 
 
 def resnet18_cifar10(quick: bool) -> Task:

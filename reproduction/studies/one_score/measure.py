@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from hidden_uncertainty import Reduce
 from hidden_uncertainty.metrics import auroc
 
+from ..layer_depth.data import Shift
+from . import probabilities, variants
 from .methods import DEFAULT, SOFTMAX, fit
+from .near import CHANGES, follow
 
 ASKED = (0.01, 0.05)  # false alarms
 COVERED = 0.95  # of the range in which their share lies
@@ -33,6 +36,7 @@ class Case:
         unknown: from a half of these, inputs by the name of the unknown set.
         measured: the layers of the paper's setting, from the first to the last.
         batch: inputs per batch.
+        changes: in steps, by which images go away from the data.
     """
 
     network: nn.Module
@@ -41,25 +45,34 @@ class Case:
     unknown: Unknown
     measured: Mapping[str, Reduce]
     batch: int = 1000
+    changes: Sequence[Shift] = CHANGES
 
 
-def measure(case: Case, seed: int) -> dict[str, Any]:
+def measure(case: Case, seed: int, *, choosing: bool) -> dict[str, Any]:
     """All numbers of one network, as JSON.
 
     Args:
         case: the network and its data.
         seed: of how the test set is divided: a half is unseen data for the default, the other half judges.
+        choosing: whether variants of the default are measured too, as where it was chosen.
     """
     start = time.perf_counter()
     (unseen, unseen_labels), (known, labels) = halves(*case.test, seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # of classes that are rare or did not converge: kept in the result
         fitted = fit(case.network, case.train, (unseen, unseen_labels), case.measured, case.batch)
+        if choosing:
+            vary = variants.fit(fitted, case.network, case.train, (unseen, unseen_labels), case.batch)
     inside, u = fitted.score(known)
+    varied = vary(known, inside, u) if choosing else {}
     areas: dict[str, dict[str, float]] = {}
+    others: dict[str, dict[str, float]] = {}
     for ood, x in case.unknown(known, labels).items():
-        outside, _ = fitted.score(x)
+        outside, of_unknown = fitted.score(x)
         areas[ood] = {name: _auroc(inside[name], outside[name]) for name in inside}
+        if choosing:
+            away = vary(x, outside, of_unknown)
+            others[ood] = {name: _auroc(varied[name], away[name]) for name in varied}
     right = u.prediction == labels.cpu()
     mistakes = {}
     if 0 < int(right.sum()) < len(right):
@@ -70,13 +83,20 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
     for asked in ASKED:
         threshold = fitted.default.threshold(false_alarm=asked)
         alarms[str(asked)] = round(float((inside[DEFAULT].double() > threshold).double().mean()), 5)
+    temperature = probabilities.scaled(fitted.logits(unseen), unseen_labels.cpu())
+    assert u.probabilities is not None
     head = fitted.default.head
     assert head is not None and head.calibration is not None
     return {
         "seed": seed,
         "accuracy": round(float(right.double().mean()), 5),
         "auroc": areas,
+        "variants": others,
         "mistakes": mistakes,
+        "probabilities": probabilities.judge(
+            u.probabilities.cpu(), fitted.logits(known), labels.cpu(), temperature, seed
+        ),
+        "near": follow(fitted.near, known, labels, case.changes),
         "false alarms": alarms,
         "known": len(known),
         "calibrated on": len(head.calibration.scores),

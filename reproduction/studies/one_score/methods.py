@@ -23,7 +23,7 @@ from hidden_uncertainty.model.choice import Choice
 from .peers import ViM, fdbd, head_of
 
 Scores = dict[str, Tensor]  # by method, (n,)
-SOFTMAX, DEFAULT = "softmax", "default"
+SOFTMAX, DEFAULT, PAPERS = "softmax", "default", "paper's mixture"
 OUTPUTS: dict[str, type] = {
     SOFTMAX: MaxProbability,
     "softmax entropy": SoftmaxEntropy,
@@ -46,6 +46,8 @@ class Fitted(NamedTuple):
     default: LatentDensity
     choices: Sequence[Choice]
     score: Callable[[Tensor], tuple[Scores, Uncertainty]]
+    near: Callable[[Tensor], tuple[Scores, Tensor]]  # of the default, softmax and the paper's setting; predictions
+    logits: Callable[[Tensor], Tensor]
 
 
 def fit(
@@ -87,6 +89,19 @@ def fit(
     z, logits = read(features)
     vim, mean = ViM.fit(z, logits, head), z.mean(0)
 
+    def of_paper(loader: Sequence[Tensor]) -> Scores:
+        each = paper.predict(loader).layers
+        return {
+            f"{PAPERS}, layer {place} of {len(measured)}": each[layer].epistemic.cpu()
+            for place, layer in enumerate(measured, 1)
+        }
+
+    def near(x: Tensor) -> tuple[Scores, Tensor]:
+        loader = x.split(batch)
+        u = default.predict(loader)
+        softmax = outputs[SOFTMAX].predict(loader).epistemic
+        return {DEFAULT: u.epistemic.cpu(), SOFTMAX: softmax.cpu(), **of_paper(loader)}, u.prediction
+
     def score(x: Tensor) -> tuple[Scores, Uncertainty]:
         loader = x.split(batch)
         u = default.predict(loader)
@@ -104,9 +119,6 @@ def fit(
         ]
         for name, choice in zip(names, choices, strict=True):
             scores[name] = u.layers[choice.layer].epistemic
-        each = paper.predict(loader).layers
-        for place, layer in enumerate(measured, 1):
-            scores[f"paper's mixture, layer {place} of {len(measured)}"] = each[layer].epistemic
-        return {name: values.cpu() for name, values in scores.items()}, u
+        return {name: values.cpu() for name, values in scores.items()} | of_paper(loader), u
 
-    return Fitted(default, choices, score)
+    return Fitted(default, choices, score, near, lambda x: read(plain.extract(x.split(batch)))[1].cpu())

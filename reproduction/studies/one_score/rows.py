@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ...results import summarise
+from . import probabilities
 from .families import FAMILIES
 from .measure import below, ranges, regret
 from .methods import DEFAULT
@@ -14,6 +15,7 @@ from .methods import DEFAULT
 Record = Mapping[str, Any]  # what `measure` found for one network
 Row = dict[str, Any]
 VARIANT = "default"
+NEAR = ("rank correlation", "raulc")
 
 
 def build_rows(networks: Mapping[str, Sequence[Record]]) -> list[Row]:
@@ -43,6 +45,13 @@ def _family(family: str, records: Sequence[Record]) -> Iterable[Row]:
         for method in methods:
             yield row([regret(one, method) for one in areas], ood, method, "regret", best=best)
         yield row([below(one) for one in areas], ood, DEFAULT, "below softmax")
+        for name in records[0]["variants"].get(ood, ()):
+            moved = [
+                {**one, DEFAULT: record["variants"][ood][name]} for one, record in zip(areas, records, strict=True)
+            ]
+            yield row([one[DEFAULT] for one in moved], ood, name, "auroc of variant")
+            yield row([regret(one) for one in moved], ood, name, "regret of variant")
+            yield row([below(one) for one in moved], ood, name, "below softmax of variant")
     for asked in map(float, records[0]["false alarms"]):
         sizes = (round(fmean(record[name] for record in records)) for name in ("known", "calibrated on"))
         limits = {name: round(value, 4) for name, value in ranges(asked, *sizes).items()}
@@ -51,6 +60,26 @@ def _family(family: str, records: Sequence[Record]) -> Iterable[Row]:
     for method in dict.fromkeys(name for record in records for name in record["mistakes"]):
         found = [record["mistakes"][method] for record in records if method in record["mistakes"]]
         yield row(found, None, method, "auroc of mistakes")
+    for measure in probabilities.MEASURES:
+        found = [record["probabilities"][measure] for record in records]
+        for method in (probabilities.DEFAULT, probabilities.PLAIN, probabilities.SCALED):
+            yield row([each[method] for each in found], None, method, measure)
+        inside = sum(map(probabilities.within, found))
+        ends = {end: round(fmean(each[end] for each in found), 4) for end in ("low", "high")}
+        yield row(
+            [each["default"] - each[probabilities.SCALED] for each in found],
+            None,
+            DEFAULT,
+            f"{measure} above scaled softmax",
+            within=inside,
+            **ends,
+        )
+    for kind, curves in records[0]["near"].items():
+        for metric in NEAR:
+            for method in curves["auroc"]:
+                values = [each for record in records if (each := record["near"][kind][metric].get(method)) is not None]
+                if values:
+                    yield row(values, kind, method, f"{metric} with accuracy" if metric == NEAR[0] else metric)
     for layer in records[0]["weights"]:
         yield row([record["weights"][layer] for record in records], None, DEFAULT, f"weight of {layer}")
 
@@ -59,15 +88,15 @@ def _summary(rows: Sequence[Row]) -> Iterable[Row]:
     """Over all unknown sets of a split: what each method reaches, and what is lost by taking it alone."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["metric"] in ("auroc", "regret", "below softmax"):
+        if row["metric"].removesuffix(" of variant") in ("auroc", "regret", "below softmax"):
             found.setdefault((row["method"], row["metric"]), []).append(row["mean"])
     sets = len(found[DEFAULT, "auroc"])
     about: Row = {"train": None, "ood": None}
     tail = {"split": rows[0]["split"], "variant": VARIANT}
     for (method, metric), values in found.items():
         if len(values) == sets:  # of networks with fewer layers, some methods have fewer
-            if metric != "below softmax":
+            if not metric.startswith("below softmax"):
                 yield {**summarise(values, **about, method=method, metric=f"mean {metric}"), **tail}
-            if metric != "auroc":
+            if not metric.startswith("auroc"):
                 most = {"mean": round(max(values), 4), "std": 0.0, "n": sets}
                 yield {**about, "method": method, "metric": f"highest {metric}", **most, **tail}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...markdown import spread, table
+from .checks import Row, aims, alarms, believed, near, select, variants
 from .methods import DEFAULT, SOFTMAX
+from .short import of_family, short
 
-Row = Mapping[str, Any]
 HIGH = 4  # points of regret that ask for a reason
 LOOKED_AT = """\
 **What was looked at.** The development sets are those on which the default was chosen: weights of κ², `pooling=10`, and
@@ -27,13 +29,31 @@ def render(result: Mapping[str, Any]) -> str:
     """
     rows, settings = result["rows"], result["settings"]
     parts = [LOOKED_AT, _state(settings), _networks(rows, settings)]
+    if select(rows, metric="nll"):
+        parts += ["**What holds and what does not.**", aims(rows, settings)]
     for split in dict.fromkeys(row["split"] for row in rows):
         own = [row for row in rows if row["split"] == split]
         parts += [f"**{split.capitalize()}: AUROC of the default beside the best single method.**", _sets(own)]
-        parts += [f"**{split.capitalize()}: all methods, over these {_count(own)} sets.**", _methods(own)]
-    parts += ["**False alarms, and mistakes of the networks.**", _alarms(rows, settings)]
+        parts += [f"**{split.capitalize()}: all methods, over {_count(own)}.**", _methods(own)]
+        if any(row["metric"] == "mean regret of variant" for row in own):
+            parts += ["**What else was tried, one change at a time.**", variants(own)]
+    parts += ["**False alarms, and mistakes of the networks.**", alarms(rows, settings)]
+    if select(rows, metric="nll"):
+        parts += ["**Probabilities of classes.**", believed(rows, settings)]
+        parts += ["**Near the data: images changed step by step.**", near(rows, settings)]
     parts += ["**What each layer's word weighs.**", _weights(rows, settings)]
     return "\n\n".join(parts)
+
+
+TEXT = "text-clinc150"
+PARTS = {"short": short, "clinc150": partial(of_family, name=TEXT)}  # of which documents show one
+
+
+def made(result: Mapping[str, Any], part: str | None) -> tuple[str, float]:
+    """The command that makes all families of the file again, or that of the part, and their seconds."""
+    seconds = result["settings"]["seconds"]
+    names = [name for name in result["settings"]["networks"] if part != "clinc150" or name == TEXT]
+    return f"python -m reproduction one-score --families {','.join(names)}", sum(seconds[name] for name in names)
 
 
 def _state(settings: Mapping[str, Any]) -> str:
@@ -61,16 +81,19 @@ def _networks(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     lines = []
     for name in settings["networks"]:
         family = settings["families"][name]
-        (row,) = _select(rows, family["train"], metric="accuracy")
-        lines.append([name, family["train"], family["network"], family["split"], str(row["n"]), spread(row)])
-    return table(["family", "trained on", "network", "split", "networks", "accuracy"], lines)
+        (row,) = select(rows, family["train"], metric="accuracy")
+        commits = ", ".join(sorted({str(record["commit"])[:10] for record in settings["networks"][name]}))
+        cells = [name, family["train"], family["network"], family["split"], str(row["n"]), spread(row)]
+        lines.append([*cells, commits, f"{settings['seconds'][name]:.0f} s"])
+    head = ["family", "trained on", "network", "split", "networks", "accuracy", "commit", "time"]
+    return f"{table(head, lines)}\n\nThe time is without training where networks were kept from an earlier run."
 
 
 def _sets(rows: Sequence[Row]) -> str:
     lines = []
-    for row in (one for one in _select(rows, metric="regret") if one["method"] == DEFAULT):
-        (under,) = _select(rows, row["train"], row["ood"], metric="below softmax")
-        areas = {one["method"]: one for one in _select(rows, row["train"], row["ood"], metric="auroc")}
+    for row in (one for one in select(rows, metric="regret") if one["method"] == DEFAULT):
+        (under,) = select(rows, row["train"], row["ood"], metric="below softmax")
+        areas = {one["method"]: one for one in select(rows, row["train"], row["ood"], metric="auroc")}
         shown = [spread(areas[name]) for name in (DEFAULT, SOFTMAX, row["best"])]
         points = [f"{one['mean']:+.1f} ± {one['std']:.1f}" for one in (row, under)]
         lines.append([f"{row['train']} → {row['ood']}", *shown, row["best"], *points])
@@ -83,16 +106,33 @@ def _sets(rows: Sequence[Row]) -> str:
 def _high(rows: Sequence[Row]) -> list[str]:
     """Sets of high regret, with what the default's own parts see there."""
     lines = []
-    for row in _select(rows, metric="regret"):
+    for row in select(rows, metric="regret"):
         if row["method"] == DEFAULT and row["mean"] > HIGH:
-            areas = {one["method"]: one["mean"] for one in _select(rows, row["train"], row["ood"], metric="auroc")}
+            areas = {one["method"]: one["mean"] for one in select(rows, row["train"], row["ood"], metric="auroc")}
             parts = ", ".join(f"{name} {area:.3f}" for name, area in areas.items() if name.startswith("default's"))
-            lines.append(f"{row['train']} → {row['ood']} ({parts}, outputs by GEN {areas['GEN']:.3f})")
+            tried = select(rows, row["train"], row["ood"], metric="regret of variant")
+            least = min(tried, key=lambda one: one["mean"], default=None)
+            text = f"{row['train']} → {row['ood']} ({parts}, outputs by GEN {areas['GEN']:.3f}"
+            if least is not None:
+                text += f"; least regret there of what else was tried: {least['method']}, {least['mean']:.1f} points"
+                over = [one["mean"] for one in select(rows, metric="mean regret of variant") if _same(one, least)]
+                text += "".join(
+                    f"; its mean over all sets is {mean:.2f}, not {_mean_regret(rows):.2f}" for mean in over
+                )
+            lines.append(f"{text})")
     return [f"Regret above {HIGH} points: {'; '.join(lines)}."] if lines else []
 
 
+def _same(one: Row, other: Row) -> bool:
+    return one["method"] == other["method"]
+
+
+def _mean_regret(rows: Sequence[Row]) -> float:
+    return next(row["mean"] for row in rows if row["method"] == DEFAULT and row["metric"] == "mean regret")
+
+
 def _methods(rows: Sequence[Row]) -> str:
-    found = sorted(_select(rows, metric="mean auroc"), key=lambda row: -row["mean"])
+    found = sorted(select(rows, metric="mean auroc"), key=lambda row: -row["mean"])
     lines = []
     for row in found:
         mean, worst = (
@@ -101,64 +141,20 @@ def _methods(rows: Sequence[Row]) -> str:
         )
         name = f"**{row['method']}**" if row["method"] == DEFAULT else row["method"]
         lines.append([name, f"{row['mean']:.3f}", f"{mean:.1f}", f"{worst:.1f}"])
-    (most,) = _select(rows, metric="highest below softmax")
+    (most,) = select(rows, metric="highest below softmax")
     text = f"On the worst set for it, the default is {abs(most['mean']):.1f} points "
     text += "below softmax." if most["mean"] > 0 else "above softmax."
     return f"{table(['method', 'mean AUROC', 'mean regret', 'worst regret'], lines)}\n\n{text}"
 
 
-def _alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
-    lines, inside = [], {"": 0, "wide_": 0}
-    shares = 0
-    for name, networks in settings["networks"].items():
-        train, cells = settings["families"][name]["train"], []
-        alarms = [row for row in _select(rows, train) if row["metric"].startswith("false alarms")]
-        for place, row in enumerate(alarms):
-            each = [[*record["false alarms"].values()][place] for record in networks]
-            shares += len(each)
-            for kind in inside:
-                inside[kind] += sum(row[f"{kind}low"] <= share <= row[f"{kind}high"] for share in each)
-            cells.append(f"{', '.join(map(_percent, each))} ({_percent(row['low'])} – {_percent(row['high'])})")
-        mistakes = {row["method"]: row for row in _select(rows, train, metric="auroc of mistakes")}
-        own = [spread(mistakes[m]) if m in mistakes else "–" for m in ("default's aleatoric", "softmax entropy")]
-        lines.append([name, *cells, *own])
-    asked = [row["metric"].removeprefix("false alarms ").replace("%", " %") for row in alarms]
-    head = [
-        "family",
-        *(f"alarms {each}" for each in asked),
-        "mistakes by the default's aleatoric",
-        "by softmax entropy",
-    ]
-    text = "Alarms: the share of known inputs that are called surprising, per network; in brackets, where it lies with "
-    text += (
-        f"95 % probability if thresholds are exact. {inside['']} of {shares} shares lie there. Thresholds come from "
-    )
-    text += f"unseen data themselves, which widens the range; {inside['wide_']} of {shares} lie in the wider one "
-    text += "(`wide_low` and `wide_high` in the file). Mistakes: AUROC of misclassified inputs among known ones."
-    return f"{table(head, lines)}\n\n{text}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def _weights(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     lines = []
     for name in settings["networks"]:
-        own = [row for row in _select(rows, settings["families"][name]["train"]) if "weight of " in row["metric"]]
+        own = [row for row in select(rows, settings["families"][name]["train"]) if "weight of " in row["metric"]]
         lines.append([name, "; ".join(f"{row['metric'].removeprefix('weight of ')}: {row['mean']:.2f}" for row in own)])
     return table(["family", "weights, by layer"], lines)
 
 
-def _count(rows: Sequence[Row]) -> int:
-    return len(_select(rows, metric="below softmax"))
-
-
-def _select(rows: Sequence[Row], train: str | None = None, ood: str | None = None, *, metric: str = "") -> list[Row]:
-    return [
-        row
-        for row in rows
-        if (train is None or row["train"] == train)
-        and (ood is None or row["ood"] == ood)
-        and (not metric or row["metric"] == metric)
-    ]
+def _count(rows: Sequence[Row]) -> str:
+    sets = len(select(rows, metric="below softmax"))
+    return f"these {sets} sets" if sets > 1 else "this set"

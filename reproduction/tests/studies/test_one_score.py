@@ -11,12 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import log_loss
+from torch import nn
 from typer.testing import CliRunner
 
-from hidden_uncertainty import GaussianMixture
+from hidden_uncertainty import GaussianMixture, Reduce
+from hidden_uncertainty.scoring.outputs import best_temperature
 from reproduction.__main__ import app
 from reproduction.render import render
-from reproduction.studies.one_score import families, measure, methods, peers, study
+from reproduction.studies.layer_depth.data import Shift
+from reproduction.studies.one_score import (
+    families,
+    measure,
+    methods,
+    near,
+    peers,
+    probabilities,
+    short,
+    study,
+    variants,
+)
 from reproduction.studies.one_score.rows import build_rows
 
 
@@ -64,14 +78,32 @@ def test_the_wide_range_is_that_of_thresholds_from_data() -> None:
     assert limits["wide_low"] < limits["low"] < asked < limits["high"] < limits["wide_high"]
 
 
+NEAR_METHODS = ("default", "softmax", "paper's mixture, layer 1 of 2", "paper's mixture, layer 2 of 2")
+
+
 def record(seed: int, default: float, softmax: float, layer: float) -> dict[str, Any]:
-    others = {"default's head layer": 0.5, "GEN": 0.6}
+    others = dict.fromkeys(("default's head layer", "energy", *NEAR_METHODS[2:], *list(short.SHOWN)[3:]), 0.5)
+    others["GEN"] = 0.6
     return {
         "seed": seed,
         "commit": "0123456789abcdef",
         "accuracy": 0.9,
         "auroc": {"digits 8-9": {"default": default, "softmax": softmax, "a layer": layer, **others}},
+        "variants": {"digits 8-9": {"equal weights": default - 0.01}},
         "mistakes": {"default's aleatoric": 0.8, "softmax entropy": 0.7} if seed else {},
+        "probabilities": {
+            "nll": {"default": 0.3, "softmax": 0.4, "scaled softmax": 0.2, "low": 0.1, "high": 0.3 - 0.1 * seed},
+            "ece": {"default": 0.01, "softmax": 0.04, "scaled softmax": 0.02, "low": 0.015, "high": 0.03},
+        },
+        "near": {
+            "rotation": {
+                "steps": [0, 20],
+                "accuracy": [0.9, 0.5],
+                "auroc": {name: [0.7] for name in NEAR_METHODS},
+                "rank correlation": dict(zip(NEAR_METHODS, (-0.9, -0.5, -1.0, -0.8), strict=True)),
+                "raulc": dict(zip(NEAR_METHODS, (0.6, 0.5, 0.3, 0.4), strict=True)),
+            }
+        },
         "false alarms": {"0.01": 0.02, "0.05": 0.04},
         "known": 100,
         "calibrated on": 99,
@@ -93,24 +125,52 @@ def test_rows_choose_the_best_of_each_network_in_hindsight() -> None:
     alarms = rows["default", "false alarms at 1%", None]
     assert alarms["mean"] == 0.02 and alarms["low"] == 0 and alarms["high"] == 0.03
     assert rows["default's aleatoric", "auroc of mistakes", None]["mean"] == 0.8
+    assert rows["equal weights", "mean regret of variant", None]["mean"] == 4.5  # 6 and 3
+    assert rows["equal weights", "highest below softmax of variant", None]["mean"] == -1.5
+    assert rows["default", "nll above scaled softmax", None]["within"] == 1
+    assert rows["default", "ece above scaled softmax", None]["within"] == 2
+    assert rows["default", "rank correlation with accuracy", "rotation"]["mean"] == -0.9
     assert all(row["split"] == "development" and row["variant"] == "default" for row in rows.values())
     assert {"train", "ood", "method", "metric", "mean", "std", "n"} <= set.intersection(*map(set, rows.values()))
 
 
-def shown(networks: dict[str, list[dict[str, Any]]]) -> str:
+def shown(networks: dict[str, list[dict[str, Any]]], part: str | None = None) -> str:
     """The tables of networks of some families."""
     known = {name: vars(family) for name, family in families.FAMILIES.items()}
     missing = [name for name in families.FAMILIES if name not in networks]
-    result = {"settings": {"networks": networks, "families": known, "not run": missing}, "rows": build_rows(networks)}
-    return render({**result, "name": "one-score", "command": "a", "seconds": 1, "hardware": "b"})
+    settings = {"networks": networks, "families": known, "not run": missing, "seconds": dict.fromkeys(networks, 1.0)}
+    result = {"settings": settings, "rows": build_rows(networks)}
+    return render({**result, "name": "one-score", "command": "a", "seconds": 1, "hardware": "b"}, part)
 
 
 def test_the_page_counts_alarms_and_names_sets_of_high_regret() -> None:
     text = shown({"digits": [record(0, 0.90, 0.95, 0.80), record(1, 0.90, 0.80, 0.99)]})
     assert "2.0 %, 2.0 % (0.0 % – 3.0 %)" in text and "4.0 %, 4.0 % (1.0 % – 10.0 %)" in text
     assert "4 of 4 shares lie there" in text and "the default is 2.5 points above softmax" in text
-    assert "Regret above 4 points: digits 0-7 → digits 8-9 (default's head layer 0.500, outputs by GEN 0.600)." in text
+    assert "Regret above 4 points: digits 0-7 → digits 8-9 (default's head layer 0.500, outputs by GEN 0.600" in text
+    assert (
+        "least regret there of what else was tried: equal weights, 8.0 points; its mean over all sets is 8.00, not"
+        in text
+    )
+    assert "| equal weights | 0.890 | 8.00 | 8.0 | -1.5 |" in text
+    assert "| 0.300 ± 0.000 | 0.200 ± 0.000 | 0.400 ± 0.000 | 1 of 2 |" in text
+    assert "| digits | rotation | -0.900 ± 0.000 | -1.000 ± 0.000 (layer 1 of 2) | -0.500 ± 0.000 |" in text
+    assert "| 0.600 ± 0.000 | 0.400 ± 0.000 (layer 2 of 2) |" in text
+    assert "| AUROC, default | 0.500 | 0.700 |" in text
+    for line in (
+        "| mean regret at most 2 points | **no**: 7.0 |",
+        "| mean AUROC above that of every single method with one setting | yes: 0.900, a layer 0.895 |",
+        "| no set more than 1 point below softmax | yes: 2.5 points above on the worst set |",
+        "| mistakes: AUROC of aleatoric at least that of softmax entropy minus 0.005 | yes: 1 of 1 networks |",
+        "| NLL within the interval of temperature scaling, or better | **no**: 1 of 2 networks |",
+        "| ECE within the interval of temperature scaling, or better | yes: 2 of 2 networks |",
+        "| false alarms at 1 % and 5 % in their binomial range | yes: 4 of 4 shares |",
+        "at its best layer | **no**: 0 of 1 changes |",
+        "| near the data, rAULC as good as that | yes: 1 of 1 changes |",
+    ):
+        assert line in text
     text = shown({"digits": [record(0, 0.90, 0.91, 0.80) | {"false alarms": {"0.01": 0.09, "0.05": 0.11}}]})
+    assert "| the same, counting that thresholds are estimated | **no**: 1 of 2 shares |" in text
     assert "0 of 2 shares lie there" in text and "1 of 2 lie in the wider one" in text
     assert "Regret above" not in text and "the default is 1.0 points below softmax" in text
 
@@ -128,6 +188,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtures that take two steps, and alarms that few data can tell."""
     monkeypatch.setattr(methods, "GaussianMixture", lambda **o: GaussianMixture(components=1, max_iter=2))
     monkeypatch.setattr(measure, "ASKED", (0.1, 0.2))
+    monkeypatch.setattr(probabilities, "REPEATS", 20)
 
 
 def draw_hundred(folder: Path, random: np.random.Generator) -> None:
@@ -193,6 +254,8 @@ def test_the_rough_version_of_each_family(
     assert {"default", *single} < {method for _, method in areas}
     assert {row["split"] for row in found.rows} == {families.FAMILIES[family].split}
     (own,) = found.settings["networks"][family]
+    assert [*own["near"]] == ([] if family == "text-clinc150" else ["rotation", "noise"])
+    assert bool(own["variants"]) == (families.FAMILIES[family].split == "development")
     assert "read by the layer that gives the network's output" in own["layers"][-1]
     kept = sorted((tmp_path / "work").glob("*"))
     assert len(kept) == (family != "digits")  # which is trained in a second
@@ -239,6 +302,87 @@ def test_other_families_of_an_earlier_result_are_kept(
     text = render(result)
     assert "Not run yet, of the test split: resnet18-cifar100, vit-cifar10, text-clinc150." in text
     assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
+
+
+def test_short_tables_are_of_the_same_rows() -> None:
+    digits = [record(0, 0.90, 0.95, 0.80), record(1, 0.90, 0.80, 0.99)]
+    text = shown({"digits": digits, "text-clinc150": digits}, "short")
+    # 0.95 and 0.99 were the best of each network
+    assert "| digits 0-7 | development | 1 | **0.900** | 0.875 | 0.500 | 0.500 | 0.500 | 0.500 | 0.970 |" in text
+    assert "| CLINC150 | **test** |" in text and "Not run yet: fcnet-mnist, " in text
+    every = {name: digits for name, family in families.FAMILIES.items() if not family.gpu}
+    assert "Not run yet, for want of a GPU: resnet-svhn, " in shown(every, "short")
+    text = shown({"text-clinc150": digits}, "clinc150")
+    assert text.index("**default**") < text.index("| softmax | 0.875") < text.index("| energy |")
+    assert "accuracy 0.900 ± 0.000. False alarms of the default: 2.0 % at 1 %, 4.0 % at 5 %." in text
+    assert "A test family, at commit 0123456789." in text
+    assert "`python -m reproduction one-score --families text-clinc150` (1 s on b)" in text
+    both = shown({"digits": digits, "text-clinc150": digits}, "short")
+    assert "`python -m reproduction one-score --families digits,text-clinc150` (2 s on b)" in both
+    assert shown({"digits": digits}, "clinc150").startswith("Not run yet: text-clinc150.")
+    with pytest.raises(ValueError, match="the study 'one-score' has no table 'long'; it has: short, clinc150"):
+        shown({"digits": digits}, "long")
+
+
+def test_scores_are_compared_with_accuracy_at_every_step() -> None:
+    random = torch.Generator().manual_seed(0)
+    base, labels = torch.rand(200, generator=random), torch.randint(3, (200,), generator=random)
+    levels = iter((0.0, 1.0, 2.0))
+
+    def read(x: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        level = next(levels)
+        wrong = torch.arange(200) < 30 * level  # the first ones are told wrongly
+        return {"follows": base + level, "opposes": base - level}, torch.where(wrong, labels + 1, labels)
+
+    (found,) = near.follow(read, torch.zeros(200, 1, 4, 4), labels, [Shift("noise", (0, 10, 20))]).values()
+    assert found["accuracy"] == [1.0, 0.85, 0.7] and found["steps"] == [0, 10, 20]
+    assert found["rank correlation"] == {"follows": -1.0, "opposes": 1.0}
+    assert found["auroc"] == {"follows": [1.0, 1.0], "opposes": [0.0, 0.0]}
+    assert found["raulc"]["follows"] > 0 > found["raulc"]["opposes"]
+
+
+def test_probabilities_are_judged_as_scikit_learn_does() -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(2000, 4, generator=random)
+    labels = torch.multinomial((logits / 2).softmax(1), 1, generator=random)[:, 0]  # half as sure as they seem
+    temperature = probabilities.scaled(logits, labels)
+    assert abs(temperature - 2) < 0.2 and abs(temperature - best_temperature(logits, labels)) < 1e-3
+    found = probabilities.judge((logits / 3).softmax(1), logits, labels, 2.0, seed=0)
+    for method, scale in (("default", 3), ("softmax", 1), ("scaled softmax", 2)):
+        expected = log_loss(labels, (logits.double() / scale).softmax(1))
+        assert abs(found["nll"][method] - expected) < 1e-4
+    losses = -(logits.double() / 2).log_softmax(1)[torch.arange(2000), labels]
+    half = 1.96 * float(losses.std()) / 2000**0.5  # of the mean of many
+    middle = found["nll"]["scaled softmax"]
+    assert abs(found["nll"]["low"] - (middle - half)) < 0.1 * half
+    assert abs(found["nll"]["high"] - (middle + half)) < 0.1 * half
+    assert found["ece"]["scaled softmax"] < 0.03 < min(found["ece"]["softmax"], found["ece"]["default"])
+    assert not probabilities.within(found["ece"])
+    assert probabilities.within({"default": found["nll"]["scaled softmax"], **found["nll"]} | {"default": middle})
+
+
+def test_variants_start_from_the_default_itself(hasty: None) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(1500, 4, generator=random)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = ((4, 16), (16, 16), (16, 16), (16, 3))
+        network = nn.Sequential(*(layer for size in sizes for layer in (nn.Linear(*size), nn.ReLU())))[:-1].eval()
+    with torch.no_grad():
+        labels = network(x).argmax(1)
+    train, unseen, test = x[:800], (x[800:1300], labels[800:1300]), 2 * x[1300:]
+    fitted = methods.fit(network, train, unseen, {"2": Reduce()}, 500)
+    scores, u = fitted.score(test)
+    assert fitted.default.head is not None
+    tails, terms = fitted.default.head.combination.learnt, {name: part.epistemic for name, part in u.layers.items()}
+    torch.testing.assert_close(variants.combined(tails, terms).float(), u.epistemic)
+    found = variants.fit(fitted, network, train, unseen, 500)(test, scores, u)
+    parts = torch.stack([part.part for part in u.layers.values()])  # type: ignore[misc]
+    torch.testing.assert_close(found["highest term instead of the sum"].float(), parts.amax(0))
+    torch.testing.assert_close(found["without the outputs"].float(), parts[:-1].sum(0))
+    equal = torch.stack([part.part / tails[name].weight for name, part in u.layers.items()]).sum(0)  # type: ignore
+    torch.testing.assert_close(found["equal weights"].float(), equal)
+    assert all(len(each) == len(test) and bool(each.isfinite().all()) for each in found.values())
 
 
 def test_test_families_name_the_commit_that_they_were_run_at() -> None:

@@ -41,9 +41,9 @@ class OutputMethod(Method):
             warn_of_sigmoids(z) if several else self.look(z)
         return self.measure_labels(z) if several else self.measure(z)
 
-    def probabilities(self, z: Tensor) -> Tensor | None:
-        """The softmax, (n, C)."""
-        return z.softmax(1)
+    def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
+        """The softmax, (n, C); of labels, the sigmoids."""
+        return z.softmax(1) if prediction.dim() == 1 else z.sigmoid()
 
     @abstractmethod
     def measure(self, scores: Tensor) -> Scores:
@@ -165,10 +165,9 @@ class GENMethod(OutputMethod):
         largest = pairs.topk(min(self.largest, pairs.shape[1])).values
         return Scores((self.gamma * largest).exp().sum(1), *label_entropy(logits / self.temperature))
 
-    def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor:
+    def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
         """The softmax at the temperature, (n, C); of labels, the sigmoids."""
-        scaled = z / self.temperature
-        return scaled.softmax(1) if prediction.dim() == 1 else scaled.sigmoid()
+        return super().probabilities(z / self.temperature, prediction)
 
     def taught(self, z: Tensor, label: Tensor) -> GENMethod:
         """The method at the temperature at which labels are likeliest."""
