@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from . import baselines, metrics
 from .comparison import Comparison, compare
 from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
+from .deployment import Monitor, write_scores
 from .detector import Detector
 from .extract import Features, Pixels
 from .latent import LatentDensity, suggest
 from .model.layers import layers
 from .model.tasks import Classification, MultiLabel, Regression
-from .monitor import Monitor
 from .reduce import Reduce
 from .scoring.calibration import Calibration, p_value_by_group
 from .scoring.distribution import OutputDistribution
-from .shards import write_scores
 from .uncertainty import LayerScores, Uncertainty
 from .version import __version__
 

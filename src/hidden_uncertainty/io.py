@@ -88,11 +88,17 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping
         ...     read(f"{folder}/detector.safetensors")
         ({'layers': ['layer3']}, {'mean': tensor([0., 0.])})
     """
-    replace(path, _serialise(_to_json(header), tensors))
+    content = _serialise(_to_json(header), tensors)
+    with replacing(path) as file:
+        file.write(content)
 
 
-def replace(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file in one step, in a folder that exists: whoever reads it sees all of the old or all of the new."""
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, in a folder that exists, which takes its place in one step when the block ends without error.
+
+    Whoever reads it sees all of the old or all of the new.
+    """
     # A link keeps pointing to the file that is replaced.
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -106,7 +112,7 @@ def replace(path: str | os.PathLike[str], content: bytes) -> None:
             _remove_stale(target, os.fstat(file.fileno()).st_mtime)
             if target.exists():
                 os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hidden_uncertainty import Calibration, GaussianMixture, LatentDensity, LayerScores, Monitor, Uncertainty
-from hidden_uncertainty import monitor as module
+from hidden_uncertainty.deployment import monitor as module
 from hidden_uncertainty.io import Unusable, write
 
 

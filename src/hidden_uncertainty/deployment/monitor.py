@@ -10,12 +10,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from . import io
-from .arrays import to_tensor
-from .detector import Detector
-from .notes import logger, warn
-from .scoring.calibration import Calibration, check_share, refuse_nan
-from .uncertainty import Uncertainty
+from .. import io
+from ..arrays import to_tensor
+from ..detector import Detector
+from ..notes import logger, warn
+from ..scoring.calibration import Calibration, check_share, refuse_nan
+from ..uncertainty import Uncertainty
 
 SHIFTS = (0.25, 0.5, 1.0, 2.0)  # deviations that bets expect normal scores to have moved by, up or down
 SCALES = (0.6, 1.6)  # that they are narrower or wider by
@@ -199,7 +199,8 @@ class Monitor:
 
     def write_metrics(self, path: str | PathLike[str], **labels: str) -> None:
         """Write `metrics` to a file in one step, such as a `.prom` for the textfile collector of the node exporter."""
-        io.replace(path, self.metrics(**labels).encode())
+        with io.replacing(path) as file:
+            file.write(self.metrics(**labels).encode())
 
     def __repr__(self) -> str:
         state = f"drifted after about {self.since:,}, seen after {self.alarm:,}" if self.drifted else "no drift seen"

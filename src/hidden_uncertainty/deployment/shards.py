@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 from torch import distributed
 
-from .detector import Detector
-from .model.batches import dtype_of, unpack
-from .notes import note
-from .progress import bars, count, progress_bar
-from .uncertainty import Uncertainty
+from ..detector import Detector
+from ..io import replacing
+from ..model.batches import dtype_of, unpack
+from ..notes import note
+from ..progress import bars, count, progress_bar
+from ..uncertainty import Uncertainty
 
 DETECTOR, INPUTS, BATCHES = b"detector", b"inputs", b"batches"  # what a file says of itself
 
@@ -120,15 +120,15 @@ class _Parts:
         path = self.file.with_name(f"{self.file.stem}.part-{len(self.known):06d}")
         table = pyarrow.Table.from_pandas(pandas.concat(frames), preserve_index=False)
         about = {DETECTOR: made_by, BATCHES: str(len(frames)).encode(), INPUTS: digest.hexdigest().encode()}
-        with _whole(path) as temporary:
-            _parquet().write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **about}), temporary)
+        with replacing(path) as whole:
+            _parquet().write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **about}), whole)
         self.known.append(path)
 
     def join(self) -> None:
         """Make one file of all parts."""
         parquet = _parquet()
         schema = parquet.read_schema(self.known[0])
-        with _whole(self.file) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        with replacing(self.file) as whole, parquet.ParquetWriter(whole, schema) as writer:
             for part in self.known:
                 writer.write_table(parquet.read_table(part).cast(schema))
         self.remove()
@@ -136,19 +136,6 @@ class _Parts:
     def remove(self) -> None:
         for part in self.known:
             part.unlink()
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file to write to, which takes its name when all is written."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _batches(detector: Detector, loader: Iterable[Any]) -> Iterator[tuple[Any, bytes]]:
