@@ -129,6 +129,14 @@ class Unseen(Protocol):
         """Its readings, batch by batch."""
 
 
+class Nothing:
+    """No data to calibrate with, in a process whose shard is empty."""
+
+    def readings(self) -> Iterator[Reading]:
+        """None."""
+        return iter(())
+
+
 class Population(NamedTuple):
     """What all pixels have, of which a balanced sample was drawn: p(y) is fitted to this."""
 
@@ -239,13 +247,58 @@ class Features:
             variance=rows_of(self.variance, which),
         )
 
-    def share(self, share: float) -> Tensor:
-        """A mask (n,) of about this share of the inputs, as if drawn at random, but by what each of them is."""
-        z = list(self.z.values())[-1].double()
+    @classmethod
+    def cat(cls, parts: list[Features]) -> Features:
+        """All rows of several; the list is emptied, so that no more than one column is there twice."""
+        first = parts[0]
+        if len(parts) == 1:
+            return parts.pop()
+        names = ("prediction", "label", "variance")
+        rows: dict[Any, list[Any]] = {name: [getattr(part, name) for part in parts] for name in names}
+        for name in first.z:
+            rows["z", name] = [part.z[name] for part in parts]
+            rows["residual", name] = [part.residual[name] for part in parts]
+        parts.clear()
+
+        def joined(key: Any) -> Any:
+            found = rows.pop(key)
+            return None if any(part is None for part in found) else torch.cat(list(found))
+
+        return replace(
+            first,
+            z={name: joined(("z", name)) for name in first.z},
+            residual={name: joined(("residual", name)) for name in first.z},
+            **{name: joined(name) for name in names},
+        )
+
+    def to(self, device: torch.device | str) -> Features:
+        """The same with all rows on a device; reductions stay where they are."""
+
+        def moved(values: Any) -> Any:
+            return None if values is None else values.to(device)
+
+        return replace(
+            self,
+            z={name: moved(values) for name, values in self.z.items()},
+            residual={name: moved(values) for name, values in self.residual.items()},
+            **{name: moved(getattr(self, name)) for name in ("prediction", "label", "variance")},
+        )
+
+    def keys(self) -> Tensor:
+        """A number from 0 to 1 per input, (n,), as if drawn at random, but by what each of them is."""
+        z = list(self.z.values())[-1].double().nan_to_num(0.0, 0.0, 0.0)  # a class may be ruled out by -inf
         weight = torch.arange(1, z.shape[1] + 1, dtype=torch.float64, device=z.device).cos()
         # Digits that neither the unit of z nor rounding decides.
         digits = torch.frexp(z @ weight).mantissa.abs() * 1000
-        return digits - digits.floor() < share
+        return digits - digits.floor()
+
+    def share(self, share: float) -> Tensor:
+        """A mask (n,) of about this share of the inputs, by their keys."""
+        return self.keys() < share
+
+    def lowest(self, count: int) -> Features:
+        """At most so many inputs, those of the lowest keys, in their order."""
+        return self[self.keys().argsort(stable=True)[:count]]
 
     def condition(self, condition: Condition) -> Tensor:
         """What methods are conditioned on: the predictions, or the labels in their shape."""

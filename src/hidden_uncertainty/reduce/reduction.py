@@ -147,6 +147,11 @@ class ReductionFit:
         self._energy: Tensor | None = None  # (3,): what a projection drops, all there is, and rows, summed up
 
     @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of the layer's output, without the samples; None before the first batch."""
+        return self._shape
+
+    @property
     def passes_left(self) -> int | None:
         """Passes that `update` must still see in full; `None` before the first batch."""
         if self._shape is None:

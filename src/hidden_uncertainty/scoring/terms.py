@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
+from ..density import Moments, Sums
 from ..extract import OUTPUTS, Features, Lattice, Source
 from ..io import Unusable, name_of, register
 from ..model.layers import with_names
@@ -63,6 +64,20 @@ class Method(nn.Module, ABC):
             y: what the rows are conditioned on, the predictions or the labels; None where `conditional` is False.
             features: all that is known of the rows.
         """
+
+    @property
+    def sums(self) -> Sums | None:
+        """What `fit_moments` takes instead of rows; None where it needs the rows themselves."""
+        return None
+
+    def fit_moments(self, moments: Moments, features: Features) -> Self:
+        """Fit to sums over training rows.
+
+        Args:
+            moments: of all rows, by what they are conditioned on.
+            features: what is known of them beside that; its own rows are a sample.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs rows: call fit.")
 
     def guess(self, z: Tensor, prediction: Tensor) -> Tensor | None:
         """The classes that z alone tells of, (n,), for a method that knows classes; None for others."""

@@ -131,7 +131,13 @@ class GaussianMixture(Density):
 
     @property
     def sums(self) -> Sums | None:
-        """What it can be fitted from instead of rows: of one Gaussian per class, full or pooled; None for others."""
+        """What `fit_moments` takes: for one Gaussian per class, full or pooled; but see `Moments` for Ledoit-Wolf."""
+        whole = self.covariance == "pooled" and self.shrinkage == "ledoit-wolf"
+        return None if whole else self._sums
+
+    @property
+    def _sums(self) -> Sums | None:
+        """What it is fitted from where all rows are there."""
         if self.components > 1 or self.covariance not in ("full", "pooled"):
             return None
         return "each" if self.covariance == "full" else "pooled"
@@ -139,11 +145,11 @@ class GaussianMixture(Density):
     @precise
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         z, y = check_classes(z, y, self.dtype)
-        if self.sums is not None:
+        if self._sums is not None:
             classes, y = y.unique(return_inverse=True)
             # Fourth powers of what float32 holds are no trouble to float64.
             unit = power_of_two(mean_square([z]) ** 0.5 or 1.0) if z.dtype == torch.float64 else 1.0
-            return self._fit_sums(Moments.of(z, y, len(classes), self.sums, unit), classes, unit)
+            return self._fit_sums(Moments.of(z, y, len(classes), self._sums, unit), classes, unit)
         fit = fit_classes(
             z,
             y,
