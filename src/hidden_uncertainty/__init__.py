@@ -14,6 +14,7 @@ from .comparison import Comparison, compare
 from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
 from .detector import Detector
 from .extract import Features, Pixels
+from .fitting import State
 from .latent import LatentDensity, suggest
 from .model.layers import layers
 from .model.tasks import Classification, Regression
@@ -42,6 +43,7 @@ __all__ = [
     "Pixels",
     "Reduce",
     "Regression",
+    "State",
     "Uncertainty",
     "__version__",
     "baselines",

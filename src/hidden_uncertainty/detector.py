@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import io
 from .abilities import require
 from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
-from .fitting import calibrate, check_features, check_state, fit_data, fit_loader, gather, work
+from .fitting import State, calibrate, check_features, check_state, fit_data, fit_loader, gather, work
 from .model.batches import Adapter, Batch, dtype_of
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -30,7 +30,6 @@ from .scoring.fitted import Calibrated, Fitted
 from .scoring.head import FittedTerm, Head
 from .scoring.repeats import Kept
 from .scoring.terms import Term, by_name
-from .state import State
 from .uncertainty import Uncertainty
 
 _lock = threading.Lock()  # held while what was fitted is replaced

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .density import Density, GaussianMixture
 from .detector import Detector
 from .extract import Features, Pixels
-from .fitting import work
+from .fitting import State, work
 from .marginal import Marginal
 from .marginal.base import MarginalName
 from .model.batches import Adapter
@@ -29,7 +29,6 @@ from .scoring.combination import Combine
 from .scoring.distribution import OutputDistribution, grid
 from .scoring.outputs import GENMethod
 from .scoring.terms import Layers, Term, chosen_layers
-from .state import State
 from .team import team
 
 POOLING = 10.0  # of covariances of classes, which score better than one for all while there is enough to fit them

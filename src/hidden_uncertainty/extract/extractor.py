@@ -80,7 +80,7 @@ class Extractor(Reader):
             if first is not None:
                 # A copy, as the batch is read again: networks may write into their inputs.
                 self._read(first.clone(), {name: fit.probe for name, fit in fits.items()}, 0)
-        self._agree(fits)
+        self._agree(fits, read=first is not None)
         passes = max((fit.passes_left or 0 for fit in fits.values()), default=0)
         whole = iter(()) if first is None else chain([first], stream)
         seen: int | None = None
@@ -110,12 +110,13 @@ class Extractor(Reader):
         self.reductions = reductions
         return reductions, whole, seen
 
-    def _agree(self, fits: Mapping[str, ReductionFit]) -> None:
+    def _agree(self, fits: Mapping[str, ReductionFit], *, read: bool) -> None:
         """Have all processes take the task and the shapes of layers of the first that has inputs."""
         crew = team()
         if crew.size == 1:
             return
-        known = [facts for facts in crew.all((self.task, {name: fit.shape for name, fit in fits.items()})) if facts[0]]
+        own = (self.task, {name: fit.shape for name, fit in fits.items()}) if read else None
+        known = [facts for facts in crew.all(own) if facts is not None]
         if not known:
             raise ValueError("no process was given any input: all shards are empty.")
         self.task, shapes = known[0]

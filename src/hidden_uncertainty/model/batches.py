@@ -205,14 +205,13 @@ def batches(
         if len(last):
             some = True
             yield last if device is None else last.to(device)
-    if last is None and team().size > 1:
+    if not some and team().size > 1:
         return  # a shard may be empty
     if last is None:
         raise ValueError(
             "the loader gave no batches; a generator that was used before is empty: pass a DataLoader or a list"
         )
     if not some:
-        assert last is not None
         yield last if device is None else last.to(device)
 
 

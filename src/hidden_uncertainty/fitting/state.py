@@ -9,12 +9,12 @@ from os import PathLike
 import torch
 from torch import Tensor
 
-from . import io
-from .density import Moments, Sums
-from .extract import AsIs, Features
-from .model.tasks import Condition, from_config
-from .reduce import Reduction
-from .team import Team
+from .. import io
+from ..density import Moments, Sums
+from ..extract import AsIs, Features
+from ..model.tasks import Condition, from_config
+from ..reduce import Reduction
+from ..team import Team
 
 ROWS = 1 << 13  # put together before they are summed: products of few rows are slow
 VERSION = "state 1"  # of files

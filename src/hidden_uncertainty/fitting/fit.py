@@ -8,20 +8,20 @@ from typing import Any
 
 from torch import nn
 
-from .density import Sums
-from .extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
-from .extract.checks import check_count
-from .model.batches import Batch, count
-from .model.capture import device_of
-from .model.identity import describe
-from .notes import note, warn
-from .progress import bars
-from .reduce import Reduction
-from .scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_classes
-from .scoring.head import SAMPLE
-from .scoring.repeats import Kept, read_again
+from ..density import Sums
+from ..extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
+from ..extract.checks import check_count
+from ..model.batches import Batch, count
+from ..model.capture import device_of
+from ..model.identity import describe
+from ..notes import note, warn
+from ..progress import bars
+from ..reduce import Reduction
+from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_classes
+from ..scoring.head import SAMPLE
+from ..scoring.repeats import Kept, read_again
+from ..team import Team, team, together
 from .state import State
-from .team import Team, team, together
 
 
 @contextmanager
