@@ -1,4 +1,4 @@
-"""`python -m bench.render`: fill bench/RESULTS.md and docs/speed.md from the files in bench/; no number is typed.
+"""`python -m bench.render`: fill bench/RESULTS.md, docs/speed.md and docs/scale.md from bench/; no number is typed.
 
 A page marks a place with `<!-- bench:NAME -->` and `<!-- /bench -->`; what lies between is replaced. What was not
 measured yet says so. bench/RESULTS.md shows everything; docs/speed.md shows what a user needs.
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE / "RESULTS.md", HERE.parent / "docs" / "speed.md")
+PAGES = (HERE / "RESULTS.md", *(HERE.parent / "docs" / name for name in ("speed.md", "scale.md")))
 PLACE = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 OTHERS = {
     "ensemble": "ensemble of ten networks",
@@ -187,6 +187,19 @@ def _device(result: dict[str, Any], before: dict[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{made}"
 
 
+def _scale(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Times and memory of fits in a stream, and on how many processes."""
+    rows = [
+        [row["name"], f"{row['rows']:,}", str(row["processes"]), _seconds(row["seconds"]), f"{row['peak_mb']:,.0f} MB"]
+        for row in sorted(result["rows"], key=lambda row: (row["name"], row["processes"], row["rows"]))
+    ]
+    head = ["", "rows", "processes", "time", "memory of a process"]
+    made = (
+        f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, {result['machine']['cores']} cores"
+    )
+    return f"{table(head, rows)}\n\n{made}, {result['dim']} dimensions, {_versions(result['machine'])}"
+
+
 def _versions(machine: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
 
@@ -286,6 +299,7 @@ SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "memory": ("latest.json", "history.jsonl", "make bench", _memory),
     "fit": ("growth.json", "growth-history.jsonl", "make bench-growth", _fit),
     "device": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _device),
+    "scale": ("scale.json", "scale-history.jsonl", "python -m bench.scale", _scale),  # no history either
 }
 
 

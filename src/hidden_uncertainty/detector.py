@@ -156,6 +156,7 @@ class Detector:
         *,
         holdout: float | None = None,
         process_group: Any = None,
+        spill: str | PathLike[str] | None = None,
     ) -> Self:
         """Fit to the activations on training data.
 
@@ -173,9 +174,10 @@ class Detector:
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
             process_group: which processes fit together; None is all there are, False is this one alone.
+            spill: a folder for the features of mixtures, which are then fitted over passes of a file that is removed.
         """
         with work(self, process_group):
-            fitted, data = fit_loader(self, loader, calibration, holdout)
+            fitted, data = fit_loader(self, loader, calibration, holdout, spill)
         self._keep(fitted, data)
         if holdout is not None:
             warn(

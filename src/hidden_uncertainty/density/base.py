@@ -15,6 +15,7 @@ from ..notes import deprecated
 from ..progress import bars
 
 if TYPE_CHECKING:
+    from .gaussian.mixture import Chunks
     from .gaussian.moments import Moments, Sums
 
 
@@ -53,6 +54,15 @@ class Density(nn.Module, ABC):
     def fit_moments(self, moments: Moments) -> Self:
         """Fit to sums over the rows of classes 0 … C - 1; some may have none."""
         raise NotImplementedError(f"{type(self).__name__} needs rows: call fit(z, y).")
+
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_chunks` exists."""
+        return False
+
+    def fit_chunks(self, rows: Chunks) -> Self:
+        """Fit to rows that are read several times, some at a time."""
+        raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit(z, y).")
 
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         raise NotImplementedError(f"{type(self).__name__} must define fit(z, y).")

@@ -15,6 +15,7 @@ from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
 from .checks import refuse
 
+PART = 1 << 14  # rows in float64 at a time
 OUTPUTS = "outputs"  # the name of a term that reads the network's own outputs
 
 
@@ -286,11 +287,7 @@ class Features:
 
     def keys(self) -> Tensor:
         """A number from 0 to 1 per input, (n,), as if drawn at random, but by what each of them is."""
-        z = list(self.z.values())[-1].double().nan_to_num(0.0, 0.0, 0.0)  # a class may be ruled out by -inf
-        weight = torch.arange(1, z.shape[1] + 1, dtype=torch.float64, device=z.device).cos()
-        # Digits that neither the unit of z nor rounding decides.
-        digits = torch.frexp(z @ weight).mantissa.abs() * 1000
-        return digits - digits.floor()
+        return keys_of(list(self.z.values())[-1])
 
     def share(self, share: float) -> Tensor:
         """A mask (n,) of about this share of the inputs, by their keys."""
@@ -329,6 +326,16 @@ class Features:
     def __repr__(self) -> str:
         widths = ", ".join(f"{name!r} {z.shape[1]}-d" for name, z in self.z.items())
         return f"Features of {len(self):,} {'inputs' if self.population is None else 'pixels'} ({widths})"
+
+
+def keys_of(z: Tensor) -> Tensor:
+    """A number from 0 to 1 per row (n, d), (n,), as if drawn at random, but by what it holds."""
+    weight = torch.arange(1, z.shape[1] + 1, dtype=torch.float64, device=z.device).cos()
+    # A class may be ruled out by -inf.
+    sums = torch.cat([part.double().nan_to_num(0.0, 0.0, 0.0) @ weight for part in z.split(PART)])
+    # Digits that neither the unit of z nor rounding decides.
+    digits = torch.frexp(sums).mantissa.abs() * 1000
+    return digits - digits.floor()
 
 
 def _tensor(name: str, values: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,7 @@ from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_cl
 from ..scoring.head import SAMPLE
 from ..scoring.repeats import Kept, read_again
 from ..team import Team, team, together
+from .spill import Spill
 from .state import State
 
 
@@ -33,9 +35,18 @@ def work(detector: Any, process_group: Any) -> Iterator[Team]:
 
 
 def fit_loader(
-    detector: Any, loader: Iterable[Any], calibration: Iterable[Any] | None, holdout: float | None
+    detector: Any,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None,
+    holdout: float | None,
+    spill: str | PathLike[str] | None = None,
 ) -> tuple[Fitted, State | Features | None]:
-    """What `Detector.fit` fits, and what to."""
+    """What `Detector.fit` fits, and what to, where that can be fitted to again."""
+    if spill is not None and (holdout is not None or team().size > 1):
+        raise ValueError("spill= is for one process (process_group=False), and for calibration= instead of holdout=.")
+    if spill is not None and detector._fits:
+        with Spill(spill) as files:
+            return fit_data(detector, gather(detector, loader, files=files), calibration), None
     if calibration is not None and holdout is not None:
         raise ValueError("pass calibration or holdout, not both.")
     if holdout is not None and not 0 < holdout < 1:
@@ -82,7 +93,7 @@ def fit_data(
         if sample is None or not detector._fits:
             return detector._unfitted()
         methods = {name: term.method for name, term in detector.terms.items()}
-        moments = data.moments if isinstance(data, State) else None
+        moments = {**data.moments, **data.rows} if isinstance(data, State) else None
         options: dict[str, Any] = {"owner": type(detector).__name__, "moments": moments}
         return fit_terms(methods, sample, detector.condition, detector._combination, **options)
 
@@ -129,15 +140,15 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
     return fitted.calibrate(detector._readings(unseen, fitted), how, again)
 
 
-def sums_of(detector: Any) -> dict[str, Sums] | str:
-    """What to gather for each term that is fitted; or, in words, what needs more than sums."""
+def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
+    """What to gather for each term that is fitted, but to `chunks` if so asked; or, in words, what needs more."""
     found: dict[str, Sums] = {}
     if not detector.reader.gathers:
         return (
             f"{type(detector).__name__}{'' if detector.pixels is None else ' with pixels='} does not read in a stream"
         )
     for name, term in detector.terms.items():
-        if term.method.fits:
+        if term.method.fits and not (chunks and term.method.chunks):
             sums = term.method.sums
             if sums is None:
                 what = getattr(term.method, "density", None) or type(detector).__name__
@@ -146,9 +157,14 @@ def sums_of(detector: Any) -> dict[str, Sums] | str:
     return found
 
 
-def gather(detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None = None) -> State:
+def gather(
+    detector: Any,
+    loader: Iterable[Any],
+    reductions: Mapping[str, Reduction] | None = None,
+    files: Spill | None = None,
+) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
-    sums = sums_of(detector)
+    sums = sums_of(detector, chunks=files is not None)
     if isinstance(sums, str):
         raise NotImplementedError(
             f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
@@ -156,13 +172,16 @@ def gather(detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduct
     crew, reader = team(), detector.reader
     assert isinstance(reader, Extractor)
     state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
+    if files is not None:
+        on_disk = [name for name, term in detector.terms.items() if term.method.chunks]
+        state.rows = {name: files.rows(name) for name in on_disk}
     if reductions is None:
         reductions, stream, seen = reader.prepare(loader)
     else:
         stream, seen = reader._batches(loader), None
     with crew.step():
         for features, _ in reader.pieces(stream, reductions, count(loader)):
-            if sums:
+            if sums or state.rows:
                 require_classes(features.task, type(detector).__name__)
             state.add(features)
         check_count(seen, state.inputs)

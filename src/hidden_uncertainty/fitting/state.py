@@ -15,6 +15,7 @@ from ..extract import AsIs, Features
 from ..model.tasks import Condition, from_config
 from ..reduce import Reduction
 from ..team import Team
+from .spill import Rows
 
 ROWS = 1 << 13  # put together before they are summed: products of few rows are slow
 VERSION = "state 1"  # of files
@@ -48,6 +49,7 @@ class State:
     sums: Mapping[str, Sums]
     limit: int
     moments: dict[str, Moments] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # of terms that sums are not enough for, on disk
     sample: Features | None = None  # with the task, the reductions and the classes
     inputs: int = 0  # how many were gathered from
     _waiting: list[Features] = field(default_factory=list, repr=False)
@@ -73,6 +75,8 @@ class State:
                 home = "cpu" if z.device.type == "mps" else z.device  # which has no float64
                 self.moments[name] = Moments.empty(rows.classes or 0, z.shape[1], sums, home)
             self.moments[name].update(z, y)
+        for name, file in self.rows.items():
+            file.append(rows.z[name], y)
         kept = rows.lowest(self.limit)
         self.sample = kept if self.sample is None else Features.cat([self.sample, kept]).lowest(self.limit)
         return self
@@ -95,7 +99,9 @@ class State:
             raise ValueError("the states are of different detectors: gather both with the same one.")
         moments = {name: self.moments[name] + other.moments[name] for name in self.moments}
         sample = Features.cat([mine, theirs.to(mine.prediction.device)]).lowest(self.limit)
-        return State(self.condition, self.sums, self.limit, moments, sample, self.inputs + other.inputs)
+        both = State(self.condition, self.sums, self.limit, moments, sample=sample)
+        both.inputs = self.inputs + other.inputs
+        return both
 
     __radd__ = __add__
 

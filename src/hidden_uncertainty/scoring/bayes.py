@@ -225,6 +225,19 @@ class DensityMethod(Method):
         """What the density can be fitted to instead of rows."""
         return None if self.density is None else self.density.sums
 
+    @property
+    def chunks(self) -> bool:
+        """Whether the density can be fitted to rows on disk."""
+        return GaussianMixture().chunks if self.density is None else self.density.chunks
+
+    def fit_chunks(self, rows: Any, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so, to rows on disk."""
+        if self.prior.marginal is None:
+            self.prior.fit_counts(rows.count, features)
+        density = DEFAULTS[features.task.name]() if self.density is None else self.density
+        self.density = density.fit_chunks(rows)
+        return self
+
     def fit_moments(self, moments: Moments, features: Features) -> Self:
         """Fit the density, and the marginal unless another term has done so, to sums over rows."""
         if self.prior.marginal is None:

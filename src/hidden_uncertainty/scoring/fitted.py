@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..density import Moments
 from ..extract import Features, Reading, Unseen
+from ..extract.features import PART
 from ..model.tasks import Condition, Task
 from ..notes import about, note
 from ..precision import gradients
@@ -208,7 +209,7 @@ def fit_terms(
     combination: Combination,
     *,
     owner: str,
-    moments: Mapping[str, Moments] | None = None,
+    moments: Mapping[str, Moments | Any] | None = None,
 ) -> Fitted:
     """Fit copies of methods to features, or to sums over them.
 
@@ -218,7 +219,7 @@ def fit_terms(
         condition: what methods are conditioned on.
         combination: of the terms' scores.
         owner: the name of the detector, for errors.
-        moments: of each term, where they are to be fitted to; features are then a sample.
+        moments: of each term, or its rows on disk, where they are to be fitted to; features are then a sample.
     """
     if len(features) == 0 and not any(bool(part.count.any()) for part in (moments or {}).values()):
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")
@@ -232,15 +233,22 @@ def fit_terms(
         method, z = copy.deepcopy(asked, memo), features.z[name]
         shared |= {id(part): memo[id(part)] for part in asked.shared}
         if method.fits:
-            if bool((z == z[0]).all()) if moments is None else moments[name].central().constant():
+            known = None if moments is None else moments[name]
+            if _constant(z) if known is None else known.constant():
                 raise ValueError(
                     f"layer {name!r} gives the same activations for all inputs, so it says nothing about any. Choose "
                     "another layer."
                 )
             with about(f"layer {name!r}"):
-                if moments is None:
+                if known is None:
                     method.fit(z, y if method.conditional else None, features)
+                elif isinstance(known, Moments):
+                    method.fit_moments(known, features)
                 else:
-                    method.fit_moments(moments[name], features)
+                    method.fit_chunks(known, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
     return Fitted(Head(parts, combination).learnt(features, unseen=False), condition=condition)
+
+
+def _constant(z: Tensor) -> bool:
+    return all(bool((part == z[0]).all()) for part in z.split(PART))

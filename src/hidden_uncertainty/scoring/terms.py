@@ -79,6 +79,15 @@ class Method(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} needs rows: call fit.")
 
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_chunks` exists."""
+        return False
+
+    def fit_chunks(self, rows: Any, features: Features) -> Self:
+        """Fit to rows on disk, as `fit_moments` to sums; they say their `count`."""
+        raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit.")
+
     def guess(self, z: Tensor, prediction: Tensor) -> Tensor | None:
         """The classes that z alone tells of, (n,), for a method that knows classes; None for others."""
         return None

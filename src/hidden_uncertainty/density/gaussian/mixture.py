@@ -16,6 +16,7 @@ from ...precision import farthest, precise, saturate
 from ..base import Density
 from ..checks import check_amounts, check_classes, check_counts, check_covariance, check_dtype
 from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
+from ._chunks import Chunks, fit_chunks
 from ._classes import ClassFit, fit_classes, fit_gaussians
 from ._em import MANY, Covariance, EMOptions, Mixtures, distances, factor_shape, log_scale, whiten_means
 from ._lattice import Squares, between, place_squares
@@ -165,6 +166,17 @@ class GaussianMixture(Density):
     def fit_moments(self, moments: Moments) -> Self:
         """Fit to sums over the rows of classes 0 … C - 1; some may have none."""
         return self._fit_sums(moments, torch.arange(len(moments.count), device=moments.count.device))
+
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_chunks` fits it: mixtures of full or tied covariances."""
+        return self.components > 1 and self.covariance in ("full", "tied")
+
+    @precise
+    def fit_chunks(self, rows: Chunks) -> Self:
+        """Fit to rows z (n, d) with classes y (n,) that are read several times, some at a time, as from a disk."""
+        options: dict[str, Any] = {"restarts": self.restarts, "min_samples": self.min_samples, "seed": self.seed}
+        return self._keep(fit_chunks(rows, self.components, self._options(), **options))
 
     def _fit_sums(self, moments: Moments, classes: Tensor, unit: float = 1.0) -> Self:
         if self.dtype is not None:

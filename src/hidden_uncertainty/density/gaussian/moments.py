@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..linalg import ROWS, Shrinkage, find_target, gram, own_order
 
+TINY = torch.finfo(torch.float64).tiny
 Sums = Literal["each", "pooled"]  # a scatter of each class, or one of all classes about their means
 
 
@@ -144,6 +145,21 @@ class Moments:
             self._add(x, y)
         return self
 
+    def add_weighted(self, c: int, x: Tensor, weight: Tensor) -> None:
+        """Add rows (n, d) to a class, each with a weight (n,)."""
+        if bool((weight > 0).any()):
+            x, w = x.double(), weight.double()[:, None]
+            if float(self.count[c]) == 0:
+                self.shift[c] = (w * x).sum(0) / w.sum()
+            x = x - self.shift[c]
+            squares = x.square().sum(1, keepdim=True)
+            self.count[c] += w.sum()
+            self.total[c] += (w * x).sum(0)
+            self.scatter[c] += gram((w.sqrt() * x)[None])[0]
+            if self.cubes is not None and self.fourth is not None:
+                self.cubes[c] += (w * squares * x).sum(0)
+                self.fourth[c] += (w * squares.square()).sum()
+
     def _add(self, x: Tensor, y: Tensor) -> None:
         """Add rows in float64, in the order of their classes."""
         x = x - self.shift[y]
@@ -202,8 +218,12 @@ class Moments:
         """Moments about the means of classes."""
         mine = self
         if bool((self.total != 0).any()):
-            mine = self._copy().about(self.shift + self.total / self.count.clamp(min=1)[:, None])
+            mine = self._copy().about(self.shift + self.total / self.count.clamp(min=TINY)[:, None])
         return Central(mine.count, mine.shift, mine.scatter, mine.fourth)
+
+    def constant(self) -> bool:
+        """Whether all rows are the same."""
+        return self.central().constant()
 
     def merged(self) -> Moments:
         """Of all rows as of one class, without the fourth."""
