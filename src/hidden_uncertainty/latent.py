@@ -20,7 +20,7 @@ from .model.batches import Adapter
 from .model.capture import run
 from .model.choice import Choice, Choices, choose_layers
 from .model.layers import with_names
-from .model.tasks import Condition, Task, TaskName
+from .model.tasks import Condition, Task, TaskName, from_config
 from .notes import note
 from .precision import gradients
 from .reduce import How, Reduce
@@ -223,7 +223,8 @@ class LatentDensity(Detector):
     def _chosen(self, loader: Iterable[Any]) -> tuple[LatentDensity, Iterable[Any]]:
         """A detector of layers that were found by running the model on the first batch, and all of the loader."""
         assert self._auto is not None
-        reader, crew, found = self.reader, team(), None
+        reader, crew = self.reader, team()
+        found: tuple[Any, ...] | None = None
         with crew.step():
             stream = reader.batches(loader, "choosing layers")
             first = next(stream, None)
@@ -235,11 +236,11 @@ class LatentDensity(Detector):
                 with reader.tentative():
                     task = reader.known_task(output, first)
                     choices = choose_layers(self.model, first.clone(), task.output)
-                    found = task, choices, task.predict(output).classes
+                    found = task.config(), [tuple(choice) for choice in choices], task.predict(output).classes
         known = [facts for facts in crew.all(found) if facts is not None]
         if not known:
             raise ValueError("no process was given any input: all shards are empty.")
-        task, choices, classes = known[0]
+        task, choices, classes = from_config(known[0][0]), [Choice(*choice) for choice in known[0][1]], known[0][2]
         note(f"layers: {'; '.join(map(str, choices))}. Name them with layers= to choose others.")
         chosen = LatentDensity.__new__(type(self))
         asked = dict(self._auto)

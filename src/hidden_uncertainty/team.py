@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,7 +30,7 @@ class Team:
         return tensor
 
     def all(self, thing: T) -> list[T]:
-        """What each process has, in the order of ranks; on the CPU, of any size. For small things."""
+        """What each process has, in the order of ranks: text, numbers, tensors, or tuples, lists and dicts of these."""
         return [thing]
 
     def first(self, thing: T) -> T:
@@ -38,7 +38,7 @@ class Team:
         return thing
 
     def to_first(self, thing: T) -> list[T]:
-        """What each process has, for the first one; others get an empty list. For large things."""
+        """What each process has, as `all`, for the first one; others get an empty list."""
         return [thing]
 
     @contextmanager
@@ -95,30 +95,30 @@ class Processes(Team):
     def all(self, thing: T) -> list[T]:
         """What each process has, in the order of ranks."""
         mine = _packed(thing)
-        sizes = self._gathered(torch.tensor([len(mine)]))
-        room = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
+        sizes = self._gathered(torch.tensor([len(mine)], device="cpu"))
+        room = torch.zeros(max(map(int, sizes)), dtype=torch.uint8, device="cpu")
         room[: len(mine)] = mine
         found = self._gathered(room)
         return [_unpacked(part[: int(size)]) for part, size in zip(found, sizes, strict=True)]
 
     def first(self, thing: T) -> T:
         """What the first process has."""
-        mine = _packed(thing) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
-        (size, *_) = self._gathered(torch.tensor([len(mine)]))
-        room = mine if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+        mine = _packed(thing) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8, device="cpu")
+        (size, *_) = self._gathered(torch.tensor([len(mine)], device="cpu"))
+        room = mine if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8, device="cpu")
         self._wait(self._group.broadcast([room], _options(distributed.BroadcastOptions, rootRank=0, rootTensor=0)))
         return thing if self.rank == 0 else _unpacked(room)
 
     def to_first(self, thing: T) -> list[T]:
         """What each process has, for the first one; others get an empty list."""
         mine = _packed(thing if self.rank else None)
-        sizes = [int(size) for size in self._gathered(torch.tensor([len(mine)]))]
+        sizes = [int(size) for size in self._gathered(torch.tensor([len(mine)], device="cpu"))]
         if self.rank:
             self._wait(self._group.send([mine], 0, self.rank))
             return []
         found = [thing]
         for rank in range(1, self.size):
-            room = torch.zeros(sizes[rank], dtype=torch.uint8)
+            room = torch.zeros(sizes[rank], dtype=torch.uint8, device="cpu")
             self._wait(self._group.recv([room], rank, rank))
             found.append(_unpacked(room))
         return found
@@ -199,9 +199,11 @@ def _options(kind: Any, **values: Any) -> Any:
 
 
 def _packed(thing: Any) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
 def _unpacked(content: Tensor) -> Any:
     """What another process of the same group packed."""
-    return pickle.loads(content.numpy().tobytes())
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True, map_location="cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -11,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..model.batches import Batch, count, require_repeatable
 from ..model.capture import device_of, find, run
-from ..model.tasks import Prediction, Task, finite
+from ..model.tasks import Prediction, Task, finite, from_config
 from ..progress import progress_bar
 from ..reduce import Reduction, ReductionFit
 from ..team import team
@@ -105,8 +105,10 @@ class Extractor(Reader):
         reductions = self._reductions(fits)
         if crew.size > 1:  # the last digits may differ between machines
             device = device_of(self.model) or torch.device("cpu")
-            own = {name: copy.deepcopy(part).cpu() for name, part in reductions.items()}
-            reductions = {name: part.to(device) for name, part in crew.first(own).items()}
+            fitted = {name: part for name, part in reductions.items() if not isinstance(part, AsIs)}
+            sent = {name: (part.config(), tree_map(Tensor.cpu, part.state_dict())) for name, part in fitted.items()}
+            found = {name: Reduction.from_config(*facts).to(device) for name, facts in crew.first(sent).items()}
+            reductions = {**reductions, **found}
         self.reductions = reductions
         return reductions, whole, seen
 
@@ -115,11 +117,12 @@ class Extractor(Reader):
         crew = team()
         if crew.size == 1:
             return
-        own = (self.task, {name: fit.shape for name, fit in fits.items()}) if read else None
+        own = (self.task.config(), {name: fit.shape for name, fit in fits.items()}) if read and self.task else None
         known = [facts for facts in crew.all(own) if facts is not None]
         if not known:
             raise ValueError("no process was given any input: all shards are empty.")
-        self.task, shapes = known[0]
+        task, shapes = known[0]
+        self.task = from_config(task)
         for name, fit in fits.items():
             shape = shapes[name]
             assert shape is not None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model.tasks import Classification, Condition, Prediction, Regression, Task
+from ..model.tasks import Classification, Condition, Prediction, Regression, Task, from_config
 from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
 from .checks import refuse
@@ -272,18 +272,40 @@ class Features:
             **{name: joined(name) for name in names},
         )
 
-    def to(self, device: torch.device | str) -> Features:
-        """The same with all rows on a device; reductions stay where they are."""
+    def plain(self) -> dict[str, Any]:
+        """All but the reductions as tensors on the CPU, numbers and text, to be sent to another process."""
 
-        def moved(values: Any) -> Any:
+        def here(values: Any) -> Any:
+            return None if values is None else values.cpu()
+
+        parts = {"z": self.z, "residual": self.residual}
+        return {
+            **{kind: {name: here(values) for name, values in part.items()} for kind, part in parts.items()},
+            **{name: here(getattr(self, name)) for name in ("prediction", "label", "variance")},
+            "classes": self.classes,
+            "task": self.task.config(),
+        }
+
+    @classmethod
+    def received(
+        cls, parts: Iterable[dict[str, Any] | None], reductions: Mapping[str, Reduction], device: torch.device | str
+    ) -> Features:
+        """All rows of what `plain` made in several processes, of which some may have none, on a device."""
+
+        def there(values: Any) -> Any:
             return None if values is None else values.to(device)
 
-        return replace(
-            self,
-            z={name: moved(values) for name, values in self.z.items()},
-            residual={name: moved(values) for name, values in self.residual.items()},
-            **{name: moved(getattr(self, name)) for name in ("prediction", "label", "variance")},
-        )
+        found = []
+        for part in parts:
+            if part is not None:
+                columns: dict[str, Any] = {name: there(part.pop(name)) for name in ("prediction", "label", "variance")}
+                for kind in ("z", "residual"):
+                    columns[kind] = {name: there(rows) for name, rows in part.pop(kind).items()}
+                task = from_config(part["task"])
+                found.append(cls(**columns, task=task, classes=part["classes"], reductions=reductions))
+        if not found:
+            raise ValueError("no process was given any input: all shards are empty.")
+        return cls.cat(found)
 
     def keys(self) -> Tensor:
         """A number from 0 to 1 per input, (n,), as if drawn at random, but by what each of them is."""

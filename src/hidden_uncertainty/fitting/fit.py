@@ -185,7 +185,7 @@ def gather(
                 require_classes(features.task, type(detector).__name__)
             state.add(features)
         check_count(seen, state.inputs)
-    total = state.summed(crew, device_of(reader.model) or "cpu")
+    total = state.summed(crew, reductions, device_of(reader.model) or "cpu")
     warn_of_padding(loader, total.inputs)
     if total.sample is not None and reader.task is None:
         reader.task = total.sample.task
@@ -206,14 +206,12 @@ def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tup
     if crew.size == 1 or not reader.gathers:
         return features, apart
     if detector._fits:
-        every = crew.to_first(None if features is None else features.to("cpu"))
-        parts = [some for some in every if some is not None]
+        every = crew.to_first(None if features is None else features.plain())
         total = sum(crew.all(0 if features is None else len(features)))
         warn_of_padding(loader, total)
         if crew.rank == 0:
-            if not parts:
-                raise ValueError("no process was given any input: all shards are empty.")
-            features = Features.cat(parts).to(device_of(reader.model) or "cpu")
+            assert reader.reductions is not None
+            features = Features.received(every, reader.reductions, device_of(reader.model) or "cpu")
             size = sum(z.nbytes for z in features.z.values()) / 1e6
             note(f"the features of {total:,} inputs, {size:,.0f} MB, are fitted to in the first process.")
     return features, apart

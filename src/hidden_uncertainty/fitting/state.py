@@ -98,15 +98,16 @@ class State:
         if (self.condition, dict(self.sums)) != (other.condition, dict(other.sums)):
             raise ValueError("the states are of different detectors: gather both with the same one.")
         moments = {name: self.moments[name] + other.moments[name] for name in self.moments}
-        sample = Features.cat([mine, theirs.to(mine.prediction.device)]).lowest(self.limit)
+        rows = Features.received([mine.plain(), theirs.plain()], mine.reductions, mine.prediction.device)
+        sample = rows.lowest(self.limit)
         both = State(self.condition, self.sums, self.limit, moments, sample=sample)
         both.inputs = self.inputs + other.inputs
         return both
 
     __radd__ = __add__
 
-    def summed(self, crew: Team, device: torch.device | str) -> State:
-        """The state of the data of all processes, of which each calls this."""
+    def summed(self, crew: Team, reductions: Mapping[str, Reduction], device: torch.device | str) -> State:
+        """The state of the data of all processes, of which each calls this, on a device; all have the reductions."""
         if crew.size == 1:
             return self.settle()
         with crew.step():
@@ -125,9 +126,8 @@ class State:
         keys = torch.zeros(0, dtype=torch.float64) if self.sample is None else self.sample.keys().cpu()
         lowest = torch.cat(crew.all(keys)).sort().values[: self.limit]
         last = float(lowest[-1]) if len(lowest) else -1.0
-        own_rows = None if self.sample is None else self.sample[keys <= last].to("cpu")
-        rows = Features.cat([some for some in crew.all(own_rows) if some is not None])
-        total.sample = rows.lowest(self.limit).to(device)
+        rows = None if self.sample is None else self.sample[keys <= last].plain()
+        total.sample = Features.received(crew.all(rows), reductions, device).lowest(self.limit)
         return total
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -164,9 +164,9 @@ class State:
                 name, config, sums = term["name"], term["reduction"], term["sums"]
                 start = f"{place}."
                 own = {key.removeprefix(start): part for key, part in tensors.items() if key.startswith(start)}
-                reduction = AsIs() if config is None else Reduction.from_config(config)
-                fitted = {key: own[f"reduction.{key}"] for key in reduction.state_dict()}
-                reduction.load_state_dict(fitted)
+                start = "reduction."
+                fitted = {key.removeprefix(start): part for key, part in own.items() if key.startswith(start)}
+                reduction = AsIs() if config is None else Reduction.from_config(config, fitted)
                 reductions[name] = reduction.to(device or "cpu")
                 z[name], residual[name] = own["z"], own.get("residual")
                 if sums is not None:

@@ -75,11 +75,13 @@ class Fitted:
                 "that is learnt from training data. Some hundred would do."
             )
             return self, unseen
-        every = crew.to_first(own if own is None or crew.size == 1 else own.to("cpu"))
+        every = crew.to_first(None if own is None or crew.size == 1 else own.plain())
 
         def teach() -> Fitted:
-            whole = Features.cat([some for some in every if some is not None])
-            whole = whole if crew.size == 1 else whole.to(self.head.device or "cpu")
+            whole = own
+            if crew.size > 1:
+                whole = Features.received(every, self.head.reductions, self.head.device or "cpu")
+            assert whole is not None
             return replace(self, head=self.head.taught(whole).learnt(whole, unseen=True))
 
         return of_first(teach, self.head.device), rest
@@ -196,9 +198,14 @@ def of_first(make: Callable[[], Fitted], device: torch.device | str | None) -> F
         return make()
     with crew.step():
         found = make() if crew.rank == 0 else None
-    sent = crew.first(None if found is None else replace(found, head=copy.deepcopy(found.head).cpu()))
-    assert sent is not None
-    return found or replace(sent, head=sent.head.to(device or "cpu"))
+        known = None if found is None else {**found.config(), "condition": found.condition}
+        tensors = None if found is None else {name: part.cpu() for name, part in found.head.state_dict().items()}
+    known, tensors = crew.first((known, tensors))
+    if found is None:
+        assert known is not None and tensors is not None
+        found = Fitted.from_config(known, tensors)
+        found.head.to(device or "cpu")
+    return found
 
 
 @gradients(False, lasting=True)
