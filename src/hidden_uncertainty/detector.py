@@ -317,7 +317,7 @@ class Detector:
         """Move what was fitted; the model stays where it is."""
         fitted = self._fitted()
         # A copy, as other threads may score with what there is; precisions stay.
-        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))))
+        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))), self._gathered)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write what was fitted to a safetensors file; the model is not in it."""

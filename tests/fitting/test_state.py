@@ -198,6 +198,9 @@ def test_errors_say_what_to_do() -> None:
         sum(states)
     with pytest.raises(ValueError, match="Gather it with the same kind of detector"):
         ONE["mahalanobis"](network()).fit_state(states[0])
+    model[0].weight.data *= 1e25
+    with pytest.raises(ValueError, match=r"z reaches .*, whose square torch.float32 cannot hold"):
+        LatentDensity(model, "0", GaussianMixture(1)).fit(loader)
     with pytest.raises(ValueError, match="classes must be 0 or more"):
         ONE["labels"](network()).fit(batches(x, y - 1))
 
@@ -206,3 +209,17 @@ def test_explicit_ledoit_wolf_keeps_features() -> None:
     x, y = data()
     detector = Mahalanobis(network(), "1", shrinkage="ledoit-wolf").fit(batches(x, y))
     assert detector._gathered is None
+
+
+def test_sharded_weights_are_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.module(x)
+
+    x, _ = data()
+    with pytest.raises(NotImplementedError, match=r"sharded \(FSDP\).* into a plain copy of the model"):
+        LatentDensity(FullyShardedDataParallel(network())).fit([x])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...progress import progress_bar
+from ..checks import check_reach
 from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
 from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits
 from ._kmeans import kmeans
@@ -120,6 +121,7 @@ def fit_gaussians(
         unit: of the rows.
     """
     central = moments.central()
+    check_reach(unit * central.reach(), moments.dtype)
     ridge, options = options.ridge, options._replace(ridge=options.ridge * central.variance())
     seen = central.count > 0
     if not bool(seen.all()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -180,7 +181,7 @@ class GaussianMixture(Density):
 
     def _fit_sums(self, moments: Moments, classes: Tensor, unit: float = 1.0) -> Self:
         if self.dtype is not None:
-            moments.dtype = getattr(torch, self.dtype)
+            moments = replace(moments, dtype=getattr(torch, self.dtype))
         options: dict[str, Any] = {"min_samples": self.min_samples, "pooling": self.pooling, "unit": unit}
         return self._keep(fit_gaussians(moments, classes, self._options(), **options))
 

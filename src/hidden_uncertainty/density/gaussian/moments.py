@@ -40,6 +40,11 @@ class Central:
         within, across, square, rounding = self._spread()
         return next((found for found in (within, across) if found > rounding), square or 1.0)
 
+    def reach(self) -> float:
+        """How far from zero rows lie, at least: the largest root of a mean square."""
+        variance = self.scatter.sum(0).diagonal() / self.count.sum().clamp(min=1)
+        return float(torch.hypot(self.mean.abs().amax(0), variance.clamp(min=0).sqrt()).max())
+
     def constant(self) -> bool:
         """Whether all rows are the same."""
         _, across, _, rounding = self._spread()
@@ -169,9 +174,10 @@ class Moments:
         if self.cubes is None:
             self.scatter[0] += gram(x[None])[0]
         else:
-            present = sizes.nonzero()[:, 0].tolist()
-            for c, rows in zip(present, x.split([int(sizes[c]) for c in present]), strict=True):
-                self.scatter[c] += gram(rows[None])[0]
+            lengths = sizes.tolist()
+            for c, rows in enumerate(x.split(lengths)):
+                if lengths[c]:
+                    self.scatter[c] += gram(rows[None])[0]
         if self.fourth is not None:
             squares = x.square().sum(1, keepdim=True)  # (n, 1)
             self.fourth += _by_class(squares.square(), y, len(sizes))[:, 0]
