@@ -106,8 +106,14 @@ BROKEN: dict[str, Callable[[int], Any]] = {
     "another model": lambda rank: LatentDensity(network(3, 12 + rank), "1", GaussianMixture(1)).fit([data(50, 1)]),
     "no inputs at all": lambda rank: latent("1", GaussianMixture(1))().fit([]),
     "too few to calibrate": lambda rank: latent("1", GaussianMixture(1))().fit([data(200, 1)], calibration=[]),
+    "a warning that is an error": lambda rank: latent("1", GaussianMixture(covariance="pooled"))().fit(_padded()),
     "a process that cannot": lambda rank: GaussianProcess().fit([data(50, 1)]),
 }
+
+
+def _padded() -> DataLoader[Any]:
+    dataset = TensorDataset(*data(101, 1))
+    return DataLoader(dataset, 16, sampler=DistributedSampler(dataset, shuffle=False))
 
 
 def _raising(rank: int) -> Iterator[Tensor]:
@@ -151,11 +157,9 @@ def _same(rank: int, found: dict[str, Any]) -> None:
     found["a group"] = report(fitted(latent("1", GaussianMixture(1)), "uneven", rank, process_group=group))
     if rank == 0:  # the other one does not call
         found["alone"] = report(fitted(latent("1", GaussianMixture(1)), "uneven", -1, process_group=False))
-    dataset = TensorDataset(*data(101, 1))
-    loader = DataLoader(dataset, 16, sampler=DistributedSampler(dataset, shuffle=False))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        latent("1", GaussianMixture(covariance="pooled"))().fit(loader)
+        latent("1", GaussianMixture(covariance="pooled"))().fit(_padded())
     found["padded"] = [str(warning.message) for warning in caught]
 
 

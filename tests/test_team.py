@@ -59,6 +59,8 @@ def test_what_goes_wrong_in_one_is_told_to_all(said: list[dict[str, Any]]) -> No
     assert first["a loader raises"] == "RuntimeError: process 1 of 2 failed: OSError: the disk of this shard is gone"
     assert second["a loader raises"] == "OSError: the disk of this shard is gone"
     assert "process 1 of 2 failed: ValueError" in first["NaN"] and "NaN or infinite" in first["NaN"]
+    assert first["a warning that is an error"].startswith("UserWarning: 102 inputs came")
+    assert "another process of the group has ended" in second["a warning that is an error"]
     for found in (first, second):
         assert "whether calibration= or holdout= was given, of process 1" in found["calibration in one"]
         assert "process 1 has another model than process 0" in found["another model"]

@@ -46,6 +46,9 @@ class Team:
         """Work that each process does by itself, without the others: an error in one is an error in all."""
         yield
 
+    def leave(self) -> None:
+        """Close the connection, whatever still refers to the team: others that wait for this process then stop."""
+
     def same(self, what: str, value: Any) -> None:
         """Raise unless all processes have the same."""
         others = self.all(value)
@@ -138,6 +141,10 @@ class Processes(Team):
         if failed:
             raise RuntimeError("; ".join(failed))
 
+    def leave(self) -> None:
+        """Close the connection."""
+        self._group = None
+
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._wait(self._group.allgather([found], [tensor]))
@@ -170,14 +177,15 @@ def together(process_group: Any = None) -> Iterator[Team]:
         ...     alone.size, alone.all("mine")
         (1, ['mine'])
     """
-    known = _current.get()
-    if known is None:
-        known = _team_of(process_group)
+    around = _current.get()
+    known = _team_of(process_group) if around is None else around
     token = _current.set(known)
     try:
         yield known
     finally:
         _current.reset(token)
+        if around is None:
+            known.leave()
 
 
 def _team_of(group: Any) -> Team:
