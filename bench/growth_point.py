@@ -91,7 +91,7 @@ def measure(method: str, size: Size, patience: float) -> dict[str, Any]:
         fit, score = METHODS[method](*draw(400, 4, 2, 2), 2)
         score(fit())  # code is read from disk now, and counts for nobody
         fit, score = METHODS[method](*draw(**size), size["components"])
-        before, begin = _settled_mb(), time.perf_counter()
+        before, begin = settled_mb(), time.perf_counter()
         fits: list[float] = []
         scores: list[float] = []
         memory: dict[str, float] = {}
@@ -99,11 +99,11 @@ def measure(method: str, size: Size, patience: float) -> dict[str, Any]:
             start = time.perf_counter()
             fitted = fit()
             fits.append(time.perf_counter() - start)
-            memory.setdefault("fit_mb", _memory_mb("VmHWM") - before)
+            memory.setdefault("fit_mb", memory_mb("VmHWM") - before)
             start = time.perf_counter()
             score(fitted)
             scores.append(time.perf_counter() - start)
-            memory.setdefault("score_mb", _memory_mb("VmHWM") - before)
+            memory.setdefault("score_mb", memory_mb("VmHWM") - before)
             del fitted
     rounds = {"fit_rounds": fits, "score_rounds": scores}
     return {"fit_seconds": median(fits), "score_seconds": median(scores), **memory, **rounds}
@@ -119,15 +119,15 @@ def work(method: str, size: Size, patience: float, answer: Connection) -> None:
         answer.close()
 
 
-def _settled_mb() -> float:
+def settled_mb() -> float:
     """Give back what was freed, or a fit would get it for nothing; forget the peak so far; the MB held now. (Linux.)"""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return _memory_mb("VmRSS")
+    return memory_mb("VmRSS")
 
 
-def _memory_mb(name: str) -> float:
+def memory_mb(name: str) -> float:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024 / 1e6

@@ -1,4 +1,4 @@
-"""`python -m bench.render`: fill bench/RESULTS.md and two pages of docs/ from the files in bench/; no number is typed.
+"""`python -m bench.render`: fill bench/RESULTS.md and pages of docs/ from the files in bench/; no number is typed.
 
 A page marks a place with `<!-- bench:NAME -->` and `<!-- /bench -->`; what lies between is replaced. What was not
 measured yet says so. bench/RESULTS.md shows all times, docs/speed.md those that a user needs, docs/monitoring.md what
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE / "RESULTS.md", *(HERE.parent / "docs" / name for name in ("speed.md", "monitoring.md")))
+PAGES = (HERE / "RESULTS.md", *(HERE.parent / "docs" / name for name in ("speed.md", "monitoring.md", "scale.md")))
 PLACE = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 OTHERS = {
     "ensemble": "ensemble of ten networks",
@@ -203,6 +203,19 @@ def _device(result: dict[str, Any], before: dict[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{made}"
 
 
+def _scale(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Times and memory of fits in a stream, and on how many processes."""
+    rows = [
+        [row["name"], f"{row['rows']:,}", str(row["processes"]), _seconds(row["seconds"]), f"{row['peak_mb']:,.0f} MB"]
+        for row in sorted(result["rows"], key=lambda row: (row["name"], row["processes"], row["rows"]))
+    ]
+    head = ["", "rows", "processes", "time", "memory of a process"]
+    made = (
+        f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, {result['machine']['cores']} cores"
+    )
+    return f"{table(head, rows)}\n\n{made}, {result['dim']} dimensions, {_versions(result['machine'])}"
+
+
 def _versions(machine: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
 
@@ -356,6 +369,7 @@ SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "device": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _device),
     "alarms": ("monitor.json", "monitor-history.jsonl", "python -m bench.monitor", _alarms),  # nor have these two
     "delays": ("monitor.json", "monitor-history.jsonl", "python -m bench.monitor", _delays),
+    "scale": ("scale.json", "scale-history.jsonl", "python -m bench.scale", _scale),  # no history either
 }
 
 

@@ -15,6 +15,7 @@ from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
 from .deployment import Monitor, write_scores
 from .detector import Detector
 from .extract import Features, Pixels
+from .fitting import State
 from .latent import LatentDensity, suggest
 from .model.layers import layers
 from .model.tasks import Classification, MultiLabel, Regression
@@ -45,6 +46,7 @@ __all__ = [
     "Pixels",
     "Reduce",
     "Regression",
+    "State",
     "Uncertainty",
     "__version__",
     "baselines",

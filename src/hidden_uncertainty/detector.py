@@ -15,18 +15,8 @@ from torch import nn
 
 from . import io
 from .abilities import require
-from .extract import (
-    AsIs,
-    Extractor,
-    Features,
-    NoReader,
-    PixelExtractor,
-    Pixels,
-    Reader,
-    Reading,
-    Unseen,
-    require_sources,
-)
+from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
+from .fitting import State, calibrate, check_features, check_state, fit_data, fit_loader, gather, work
 from .model.batches import Adapter, Batch, dtype_of
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -37,9 +27,9 @@ from .scoring import files
 from .scoring.combination import Combination, Combine, check_combine
 from .scoring.decisions import Decisions
 from .scoring.errors import counted
-from .scoring.fitted import Calibrated, Fitted, fit_terms
+from .scoring.fitted import Calibrated, Fitted
 from .scoring.head import FittedTerm, Head
-from .scoring.repeats import Kept, read_again
+from .scoring.repeats import Kept
 from .scoring.terms import Term, by_name
 from .uncertainty import Uncertainty
 
@@ -125,6 +115,7 @@ class Detector(Decisions):
             reader = (Extractor if pixels is None else PixelExtractor)(model, sources, **options)
         self.reader = reader
         self._reductions: Mapping[str, Reduction] | None = None
+        self._gathered: State | None = None  # what it was fitted to, where that is sums
         self._state = None if self._fits else self._unfitted()
 
     @property
@@ -160,9 +151,19 @@ class Detector(Decisions):
         return None if self._state is None else self._state.calibrated
 
     def fit(
-        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+        self,
+        loader: Iterable[Any],
+        calibration: Iterable[Any] | None = None,
+        *,
+        holdout: float | None = None,
+        process_group: Any = None,
+        spill: str | PathLike[str] | None = None,
     ) -> Self:
         """Fit to the activations on training data.
+
+        Methods with one Gaussian per class are fitted in a stream, in memory that does not depend on the number of
+        inputs; others keep reduced activations. Processes of `torch.distributed`, which must all call this, each read
+        their own shard, and end with what one would fit to all data.
 
         Args:
             loader: the training data, as `x`, `(x, y)` or dicts; labels are needed for `condition="label"` only, and
@@ -173,34 +174,49 @@ class Detector(Decisions):
                 labels, for what `Decisions` has too. With `combine="fisher"`, the combination is learnt from a third.
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
+            process_group: which processes fit together; None is all there are, False is this one alone.
+            spill: a folder for the features of mixtures, which are then fitted over passes of a file that is removed.
         """
-        if calibration is not None and holdout is not None:
-            raise ValueError("pass calibration or holdout, not both.")
-        if holdout is not None and not 0 < holdout < 1:
-            raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
-        with bars(self.progress), self.reader.tentative():
-            features, unseen, kept = None, None, None
-            if holdout is not None and not isinstance(loader, Iterator):
-                loader = kept = self._kept(loader)
-            if self._fits or self.reader.learns or holdout is not None:
-                features, apart = self.reader.fit(loader, holdout=holdout or 0.0)
-                unseen = None if holdout is None else apart
-            if calibration is not None:  # before the fit, so that an error in it comes first
-                reductions = self._unfitted().head.reductions if features is None else features.reductions
-                kept = self._kept(calibration)
-                unseen = self._unseen(kept, reductions)
-            fitted = self._fit_terms(features) if features is not None and self._fits else self._unfitted()
-            if unseen is not None:
-                if holdout is None:
-                    fitted, unseen = fitted.learn(unseen)
-                fitted = self._calibrate(fitted, unseen, "unseen" if holdout is None else "holdout", kept)
-        self._keep(fitted)
+        with work(self, process_group):
+            fitted, data = fit_loader(self, loader, calibration, holdout, spill)
+        self._keep(fitted, data)
         if holdout is not None:
             warn(
                 "calibrated on a part of the training data, which the network has seen: p-values and thresholds come "
                 "without their guarantee. Pass calibration= with unseen data for it."
             )
         return self
+
+    def gather(self, loader: Iterable[Any], *, process_group: Any = None) -> State:
+        """Sums over training data, to be added, saved, sent, and fitted to by `fit_state`; not of all methods.
+
+        Reductions that are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
+        """
+        with work(self, process_group):
+            state = gather(self, loader, self._reductions)
+        if state.sample is not None:
+            self._reductions = state.sample.reductions
+        return state
+
+    def fit_state(self, state: State, calibration: Iterable[Any] | None = None, *, process_group: Any = None) -> Self:
+        """Fit to what `gather` gave, of one loader or added up of several, and calibrate with unseen data."""
+        check_state(self, state)
+        with work(self, process_group):
+            self.reader.task = self.reader.task or state.sample.task  # type: ignore[union-attr]
+            fitted = fit_data(self, state, calibration)
+        return self._keep(fitted, state)
+
+    def partial_fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, process_group: Any = None
+    ) -> Self:
+        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`."""
+        if self._gathered is None and self._state is not None and self._fits:
+            raise RuntimeError(
+                "this detector was loaded, or fitted to features, and does not know its sums: keep state = "
+                "detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
+            )
+        state = self.gather(loader, process_group=process_group)
+        return self.fit_state(state + (self._gathered or 0), calibration, process_group=process_group)
 
     def extract(self, loader: Iterable[Any]) -> Features:
         """Run the network over a loader and keep its activations, reduced as fitted, or as this loader asks for.
@@ -219,32 +235,22 @@ class Detector(Decisions):
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
         """Fit to features of training data that `extract` gave, of any detector, and calibrate with unseen ones."""
         require(self, "features")
-        Features.require(features, self.layers, getattr(features, "reductions", {}))
-        require_sources(features, {name: term.source for name, term in self.terms.items()})
-        if calibration is not None:
-            Features.require(calibration, self.layers, features.reductions)
-            if calibration.population is not None:
-                raise ValueError(
-                    "thresholds for pixels are calibrated over whole images, not over pixels that were drawn: call "
-                    "fit_features(features), then calibrate(unseen_loader)."
-                )
-        with bars(self.progress), self.reader.tentative():
+        check_features(self, features, calibration)
+        with work(self, False):
             if self.reader.task is None:
                 own = self.reader.output is not None and self.reader.output != features.task.output
                 self.reader.task = type(features.task)(self.reader.output) if own else features.task
-            fitted = self._fit_terms(features)
-            if calibration is not None:
-                fitted, unseen = fitted.learn(calibration)
-                fitted = self._calibrate(fitted, unseen, "unseen")
+            fitted = fit_data(self, features, unseen=calibration)
         return self._keep(fitted)
 
-    def calibrate(self, loader: Iterable[Any]) -> Self:
+    def calibrate(self, loader: Iterable[Any], *, process_group: Any = None) -> Self:
         """Calibrate with other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
-        with bars(self.progress):
+        with work(self, process_group) as crew:
             kept = self._kept(loader)
-            unseen = self._unseen(kept, fitted.head.reductions)
-            return self._keep(self._calibrate(fitted, unseen, "unseen", kept))
+            with crew.step():
+                unseen = self._unseen(kept, fitted.head.reductions)
+            return self._keep(calibrate(self, fitted, unseen, "unseen", kept), self._gathered)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""
@@ -299,7 +305,7 @@ class Detector(Decisions):
         """Move what was fitted; the model stays where it is."""
         fitted = self._fitted()
         # A copy, as other threads may score with what there is; precisions stay.
-        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))))
+        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))), self._gathered)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write what was fitted to a safetensors file; the model is not in it."""
@@ -344,27 +350,16 @@ class Detector(Decisions):
             )
         return self._state
 
-    def _keep(self, fitted: Fitted) -> Self:
+    def _keep(self, fitted: Fitted, data: Any = None) -> Self:
         with _lock:
             self._state, self._reductions = fitted, fitted.head.reductions
+            self._gathered = data if isinstance(data, State) else None
         return self
 
     def _unfitted(self) -> Fitted:
         """The methods as they are, where there is nothing to fit to features."""
         parts = {name: FittedTerm(AsIs(), copy.deepcopy(term.method)) for name, term in self.terms.items()}
         return Fitted(Head(parts, self._combination))
-
-    def _fit_terms(self, features: Features) -> Fitted:
-        methods = {name: term.method for name, term in self.terms.items()}
-        return fit_terms(methods, features, self.condition, self._combination, owner=self)
-
-    def _calibrate(self, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
-        def read(batch: Batch) -> Reading:
-            return self._reading(self.reader.called(batch), fitted, labels=True)
-
-        alike = self.reader.repeats and all(term.method.smooth for term in self.terms.values())
-        again = read_again(kept, unseen, read) if alike else ()
-        return fitted.calibrate(self._readings(unseen, fitted), how, again)
 
     def _unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
         return self.reader.unseen(loader, reductions)

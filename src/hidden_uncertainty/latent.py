@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from .density import Density, GaussianMixture
 from .detector import Detector
 from .extract import OUTPUTS, Features, Pixels
+from .fitting import State, work
 from .marginal import Marginal
 from .marginal.base import MarginalName
 from .model.batches import Adapter
 from .model.capture import run
 from .model.choice import Choice, Choices, choose_layers
 from .model.layers import with_names
-from .model.tasks import Condition, MultiLabel, Task, TaskName
+from .model.tasks import Condition, MultiLabel, Task, TaskName, from_config
 from .notes import note
 from .precision import gradients
 from .reduce import How, Reduce
@@ -28,6 +29,7 @@ from .scoring.combination import Combine
 from .scoring.distribution import OutputDistribution, grid
 from .scoring.outputs import GENMethod
 from .scoring.terms import Layers, Term, chosen_layers
+from .team import team
 
 POOLING = 10.0  # of covariances of classes, which score better than one for all while there is enough to fit them
 LARGEST = 1 << 23  # numbers in these covariances at most: products with more take as long as small networks
@@ -123,14 +125,30 @@ class LatentDensity(Detector):
         super().__init__(model, terms, combine=combine or "last", **options)
 
     def fit(
-        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+        self,
+        loader: Iterable[Any],
+        calibration: Iterable[Any] | None = None,
+        *,
+        process_group: Any = None,
+        **options: Any,
     ) -> Self:
         """Fit to the activations on training data, as `Detector.fit`; `layers="auto"` chooses layers first."""
         if self._auto is None:
-            return super().fit(loader, calibration, holdout=holdout)
-        chosen, loader = self._chosen(loader)
-        Detector.fit(chosen, loader, calibration, holdout=holdout)
+            return super().fit(loader, calibration, process_group=process_group, **options)
+        with work(self, process_group):
+            chosen, loader = self._chosen(loader)
+            Detector.fit(chosen, loader, calibration, **options)
         return self._become(chosen)
+
+    def gather(self, loader: Iterable[Any], *, process_group: Any = None) -> State:
+        """What a fit needs of training data, as `Detector.gather`; `layers="auto"` chooses layers first."""
+        if self._auto is None or self._reductions is not None:
+            return super().gather(loader, process_group=process_group)
+        with work(self, process_group):
+            chosen, loader = self._chosen(loader)
+            state = Detector.gather(chosen, loader)
+        self._become(chosen)
+        return state
 
     def extract(self, loader: Iterable[Any]) -> Features:
         """Keep the reduced activations of a loader, as `Detector.extract`; `layers="auto"` chooses layers first."""
@@ -207,17 +225,24 @@ class LatentDensity(Detector):
     def _chosen(self, loader: Iterable[Any]) -> tuple[LatentDensity, Iterable[Any]]:
         """A detector of layers that were found by running the model on the first batch, and all of the loader."""
         assert self._auto is not None
-        reader = self.reader
-        stream = reader.batches(loader, "choosing layers")
-        first = next(stream)
-        if isinstance(loader, Iterator):
-            loader = chain([first], stream)
-        batch = first.clone()  # networks may write into their inputs
-        output, _ = run(self.model, {}, batch.args, batch.kwargs)
-        with reader.tentative():
-            task = reader.known_task(output, first)
-            choices = choose_layers(self.model, first.clone(), task.output)
-            classes = task.predict(output).classes
+        reader, crew = self.reader, team()
+        found: tuple[Any, ...] | None = None
+        with crew.step():
+            stream = reader.batches(loader, "choosing layers")
+            first = next(stream, None)
+            if isinstance(loader, Iterator) and first is not None:
+                loader = chain([first], stream)
+            if first is not None:
+                batch = first.clone()  # networks may write into their inputs
+                output, _ = run(self.model, {}, batch.args, batch.kwargs)
+                with reader.tentative():
+                    task = reader.known_task(output, first)
+                    choices = choose_layers(self.model, first.clone(), task.output)
+                    found = task.config(), [tuple(choice) for choice in choices], task.predict(output).classes
+        known = [facts for facts in crew.all(found) if facts is not None]
+        if not known:
+            raise ValueError("no process was given any input: all shards are empty.")
+        task, choices, classes = from_config(known[0][0]), [Choice(*choice) for choice in known[0][1]], known[0][2]
         note(f"layers: {'; '.join(map(str, choices))}. Name them with layers= to choose others.")
         chosen = LatentDensity.__new__(type(self))
         asked = dict(self._auto)

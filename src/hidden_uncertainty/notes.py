@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 import torch
+from torch import distributed
 
 logger = logging.getLogger("hidden_uncertainty")
 
@@ -56,6 +57,8 @@ def about(what: str) -> Iterator[None]:
 
 def first_process() -> bool:
     """Whether this process speaks for its group: torchrun gives every process its RANK."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -247,13 +247,11 @@ class Credibility(LayerDetector):
         """The unit of the epistemic score."""
         return "probability"
 
-    def fit(
-        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
-    ) -> Self:
+    def fit(self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, **options: Any) -> Self:
         """Fit as `Detector.fit`, to training data and to data that the network was not trained on."""
-        if holdout is None:
+        if options.get("holdout") is None:
             self._check(calibration)
-        return super().fit(loader, calibration, holdout=holdout)
+        return super().fit(loader, calibration, **options)
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
         """Fit to features that `extract` gave, of this method or another."""

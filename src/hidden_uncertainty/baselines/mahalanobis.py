@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..density import GaussianMixture
+from ..density import GaussianMixture, Moments, Sums
 from ..density.gaussian.pooled import PooledGaussians
 from ..density.linalg import Shrinkage
 from ..extract import Features, Later, Reading, Rows, Unseen, activation_of
@@ -45,6 +45,18 @@ class MahalanobisDistance(RowMethod):
         self.classes.fit(z, y)
         if self.background is not None:
             self.background.fit(z, torch.zeros_like(y))
+        return self
+
+    @property
+    def sums(self) -> Sums | None:
+        """One scatter, unless its shrinkage needs more."""
+        return None if self.classes.shrinkage == "ledoit-wolf" else "pooled"
+
+    def fit_moments(self, moments: Moments, features: Features) -> Self:
+        """The same from sums over rows."""
+        self.classes.fit_moments(moments)
+        if self.background is not None:
+            self.background.fit_moments(moments.merged())
         return self
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
@@ -84,7 +96,8 @@ class Mahalanobis(LayerDetector):
         model: any trained classifier.
         layers: as for `LatentDensity`.
         condition: means of the classes that the network predicts, or of the labels.
-        shrinkage: how the covariance is shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
+        shrinkage: how the covariance is shrunk towards a multiple of the identity: `"oas"`, `"ledoit-wolf"`, for
+            which all features are kept (see `Moments`), or None.
         ridge: added to the diagonal of the covariance, as a share of its mean.
         epsilon: inputs are first moved to :math:`x - \epsilon\, \operatorname{sign} \nabla_x s`, for each layer in its
             own direction. This takes a backward pass, and one forward pass per layer.
@@ -107,7 +120,7 @@ class Mahalanobis(LayerDetector):
         layers: Layers,
         *,
         condition: Condition = "prediction",
-        shrinkage: Shrinkage | None = "ledoit-wolf",
+        shrinkage: Shrinkage | None = "oas",
         ridge: float = 1e-6,
         epsilon: float = 0.0,
         **options: Unpack[LayerOptions],
@@ -127,12 +140,17 @@ class Mahalanobis(LayerDetector):
         return method.epsilon
 
     def fit(
-        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
+        self,
+        loader: Iterable[Any],
+        calibration: Iterable[Any] | None = None,
+        *,
+        holdout: float | None = None,
+        **options: Any,
     ) -> Self:
         """Fit to the activations on training data, as `Detector.fit`; `epsilon` and `holdout` exclude each other."""
         if self.epsilon and holdout is not None:
             raise ValueError("what is held out is kept as features, which cannot be moved: pass calibration=.")
-        return super().fit(loader, calibration, holdout=holdout)
+        return super().fit(loader, calibration, holdout=holdout, **options)
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
         """Fit to features that `extract` gave, as `Detector.fit_features`."""

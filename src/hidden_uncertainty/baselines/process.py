@@ -108,13 +108,11 @@ class GaussianProcess(Detector):
         """The fitted `GaussianProcessRegressor` of scikit-learn or `ExactGP` of gpytorch; None before that."""
         return None if self.reader.learned is None else self.reader.learned.process.model
 
-    def fit(
-        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, holdout: float | None = None
-    ) -> Self:
+    def fit(self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, **options: Any) -> Self:
         """Fit to `(x, y)`, y one number per input, as `Detector.fit`."""
         before = self.reader.learned
         try:
-            return super().fit(loader, calibration, holdout=holdout)
+            return super().fit(loader, calibration, **options)
         except BaseException:
             self.reader.learned = before
             raise

@@ -4,6 +4,7 @@ from .base import Density
 from .flow.flow import ConditionalFlow
 from .gaussian.joint import JointMixture
 from .gaussian.mixture import GaussianMixture
+from .gaussian.moments import Moments, Sums
 from .gaussian.pooled import PooledGaussians
 
-__all__ = ["ConditionalFlow", "Density", "GaussianMixture", "JointMixture", "PooledGaussians"]
+__all__ = ["ConditionalFlow", "Density", "GaussianMixture", "JointMixture", "Moments", "PooledGaussians", "Sums"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -14,6 +14,10 @@ from ..io import plain, register
 from ..notes import deprecated
 from ..progress import bars
 from ..threads import helpful_threads
+
+if TYPE_CHECKING:
+    from .gaussian.mixture import Chunks
+    from .gaussian.moments import Moments, Sums
 
 
 class Density(nn.Module, ABC):
@@ -42,6 +46,24 @@ class Density(nn.Module, ABC):
             deprecated("fit(progress=)", "hidden_uncertainty.progress.bars")
         with bars(progress), helpful_threads():
             return self._fit(to_tensor(z), to_tensor(y))
+
+    @property
+    def sums(self) -> Sums | None:
+        """What `fit_moments` takes instead of rows; None where it needs the rows themselves."""
+        return None
+
+    def fit_moments(self, moments: Moments) -> Self:
+        """Fit to sums over the rows of classes 0 … C - 1; some may have none."""
+        raise NotImplementedError(f"{type(self).__name__} needs rows: call fit(z, y).")
+
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_chunks` exists."""
+        return False
+
+    def fit_chunks(self, rows: Chunks) -> Self:
+        """Fit to rows that are read several times, some at a time."""
+        raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit(z, y).")
 
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         raise NotImplementedError(f"{type(self).__name__} must define fit(z, y).")

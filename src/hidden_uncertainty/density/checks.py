@@ -79,11 +79,15 @@ def _activations(z: Tensor, dtype: str | None) -> Tensor:
     _check_finite("z", z)
     z = z.detach()
     kept = getattr(torch, dtype or ("float64" if z.dtype == torch.float64 else "float32"))
-    largest = max(abs(float(end)) for end in z.aminmax())
-    if largest > farthest(kept):
-        reach = f"z reaches {largest:.4g}, whose square {kept} cannot hold"
-        raise ValueError(f"{reach}: rescale z, or leave such rows out.")
+    check_reach(max(abs(float(end)) for end in z.aminmax()), kept)
     return z.to(kept)
+
+
+def check_reach(largest: float, dtype: torch.dtype) -> None:
+    """Raise where squares of the largest number overflow."""
+    if largest > farthest(dtype):
+        reach = f"z reaches {largest:.4g}, whose square {dtype} cannot hold"
+        raise ValueError(f"{reach}: rescale z, or leave such rows out.")
 
 
 def _check_finite(name: str, values: Tensor) -> None:

@@ -4,58 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from ..model.batches import Adapter, Batch, batches, called, count, dtype_of, names_of, require_repeatable
-from ..model.capture import device_of, find, named, run
-from ..model.infer import check_task, infer_task, warn_of_others
-from ..model.tasks import Prediction, Task, finite
-from ..notes import note
+from ..model.batches import Batch, count, require_repeatable
+from ..model.capture import device_of, find, run
+from ..model.tasks import Prediction, Task, finite, from_config
 from ..progress import progress_bar
-from ..reduce import Reduce, Reduction, ReductionFit
+from ..reduce import Reduction, ReductionFit
+from ..team import team
 from .activations import activation_of
 from .checks import check_count, refuse
-from .features import AsIs, Features, Reading, Rows, Unseen
-from .pixels import Pixels
+from .features import AsIs, Features, Nothing, Rows, Unseen
+from .reader import Reader, Source
 
 Read = Callable[[Tensor], Any]
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a term reads, and how it becomes a vector.
-
-    Args:
-        layer: the dotted name of a layer, or None for the network's own outputs.
-        reduce: how it is reduced.
-    """
-
-    layer: str | None
-    reduce: Reduce
-
-    def fits(self, reduction: Reduction) -> bool:
-        """Whether a reduction was fitted to the same part of the same layer, however it reduces that."""
-        if self.layer is None or isinstance(reduction, AsIs):
-            return self.layer is None and isinstance(reduction, AsIs)
-        theirs = reduction.reduce
-        return (self.layer, self.reduce.read, self.reduce.select) == (reduction.layer, theirs.read, theirs.select)
-
-
-def require_sources(features: Features, sources: Mapping[str, Source]) -> None:
-    """Raise unless features were read where terms read."""
-    other = [name for name, source in sources.items() if not source.fits(features.reductions[name])]
-    if other:
-        raise ValueError(
-            f"the features of {other} were read elsewhere than this detector reads: extract them with a detector that "
-            "has the same layers, and the same read= and select= in Reduce(...)."
-        )
 
 
 class Pass(NamedTuple):
@@ -65,117 +33,6 @@ class Pass(NamedTuple):
     prediction: Prediction
     found: dict[str, Any]  # what was made of what each term reads
     unusable: Tensor | None  # for which inputs or pixels something is NaN or infinite; zeros are read instead
-
-
-class Reader:
-    """Runs a network over batches; what is read of each, subclasses say with `reading`.
-
-    Args:
-        model: any `nn.Module`.
-        task: what it predicts, or None to infer it from its first output.
-        output: which tensor, when the network returns several.
-        unpack: for loaders that give something else than `x`, `(x, y)` or a dict.
-    """
-
-    pixels: Pixels | None = None
-    learns = True  # whether training data teach the reading itself something
-    repeats = True  # whether an input is read alike each time, but for rounding
-
-    def __init__(
-        self, model: nn.Module, *, task: Task | None, output: int | str | None, unpack: Adapter | None = None
-    ) -> None:
-        self.model, self.task, self.output, self.unpack = model, task, output, unpack
-        self._compared = False
-
-    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features | None, Unseen | None]:
-        """Fit what reading needs to training data; what is set apart comes second.
-
-        Args:
-            loader: the training data.
-            holdout: share of inputs, chosen by content, to set apart.
-        """
-        raise NotImplementedError
-
-    def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
-        """Read all of a loader, with reductions that were fitted before."""
-        raise NotImplementedError
-
-    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
-        """What to calibrate with: all of a loader."""
-        raise NotImplementedError
-
-    def reading(
-        self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
-    ) -> Reading:
-        """Run the network on one batch.
-
-        Args:
-            batch: where the model is.
-            reductions: from what each term reads to z.
-            index: the number of the batch, for errors.
-            labels: take the batch's labels along, to calibrate with: NaN and infinities are then an error.
-        """
-        raise NotImplementedError
-
-    def batches(self, loader: Iterable[Any], what: str) -> Iterator[Batch]:
-        """The batches of a loader, where the model is, behind a bar that says what is done with them."""
-        with progress_bar(what, count(loader)) as bar:
-            for batch in self._batches(loader):
-                yield batch
-                bar.advance()
-
-    def called(self, *args: Any, **kwargs: Any) -> Batch:
-        """What a detector was called with, where the model is."""
-        batch, device = called(args, kwargs, self.unpack, dtype_of(self.model)), device_of(self.model)
-        return self._named(batch if device is None else batch.to(device))
-
-    def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
-        return map(self._named, batches(loader, self.unpack, device_of(self.model), dtype_of(self.model)))
-
-    def _named(self, batch: Batch) -> Batch:
-        return replace(batch, names=names_of(next(named(self.model))[1]))
-
-    @contextmanager
-    def tentative(self) -> Iterator[None]:
-        """A task that is found inside the block is not kept when the block fails."""
-        task = self.task
-        try:
-            yield
-        except BaseException:
-            self.task = task
-            raise
-
-    def known_task(self, output: Any, batch: Batch) -> Task:
-        """The task, inferred from the first output when it was not given."""
-        if self.task is None:
-            self.task = infer_task(output, batch.label, self.output, pixels=self.pixels is not None)
-            predict = self.task.predict if self.pixels is None else self.task.predict_pixels
-            note(f"task: {self.task.describe(predict(output))}. Pass task= to say otherwise.")
-        if batch.label is not None:
-            check_task(self.task, output, batch.label)
-        if not self._compared:
-            self._compared = True
-            warn_of_others(self.task, output)
-        return self.task
-
-
-class NoNetwork(nn.Module):
-    """Stands for the model of a detector that has none."""
-
-
-class NoReader(Reader):
-    """Reads nothing, for detectors without a network, which take features alone."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(NoNetwork(), **options)
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(
-            "this detector was built without a network, so it takes features, not inputs: call fit_features and "
-            "predict_features with Features.from_arrays(z, prediction), or build it with the model."
-        )
-
-    batches = fit = extract = unseen = reading = _refuse
 
 
 class Extractor(Reader):
@@ -188,53 +45,102 @@ class Extractor(Reader):
         options: those of `Reader`.
     """
 
+    gathers = True
+
     def __init__(self, model: nn.Module, sources: Mapping[str, Source], *, seed: int, **options: Any) -> None:
         find(model, [source.layer for source in sources.values() if source.layer is not None])
         super().__init__(model, **options)
         self.sources, self.seed = dict(sources), seed
         self.learns = any(source.layer is not None for source in sources.values())
 
-    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features, Unseen]:
-        """Fit the reductions to a loader and extract its features.
+    def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features | None, Unseen | None]:
+        """Fit the reductions to a loader and extract its features; None where this process has an empty shard.
 
         Args:
             loader: read once, and up to two times more if a layer is wide.
             holdout: share of inputs, chosen by content, that the reductions do not see and that come back second.
         """
-        stream = self._batches(loader)
-        first = next(stream)
-        fits = self._reduction_fits()
-        # A copy, as the batch is read again: networks may write into their inputs.
-        self._read(first.clone(), {name: fit.probe for name, fit in fits.items()}, 0)
+        reductions, stream, seen = self.prepare(loader, holdout)
+        with team().step():
+            features, apart = self._extract(stream, reductions, count(loader), holdout)
+            check_count(seen, _length(features) + _length(apart))
+        return features, apart
+
+    def prepare(
+        self, loader: Iterable[Any], holdout: float = 0.0
+    ) -> tuple[Mapping[str, Reduction], Iterable[Batch], int | None]:
+        """Fit the reductions to a loader: with its batches for one more pass, and how many inputs the others had.
+
+        Processes of a team fit them together, to the shards of all.
+        """
+        crew, fits = team(), self._reduction_fits()
+        with crew.step():
+            stream = self._batches(loader)
+            first = next(stream, None)
+            if first is not None:
+                # A copy, as the batch is read again: networks may write into their inputs.
+                self._read(first.clone(), {name: fit.probe for name, fit in fits.items()}, 0)
+        self._agree(fits, read=first is not None)
         passes = max((fit.passes_left or 0 for fit in fits.values()), default=0)
-        require_repeatable(loader, passes + 1)
+        whole = iter(()) if first is None else chain([first], stream)
         seen: int | None = None
+        with crew.step():
+            require_repeatable(loader, passes + 1)
         for number in range(passes):
-            whole = chain([first], stream) if number == 0 else self._batches(loader)
             inputs = 0
-            with progress_bar(f"principal components, pass {number + 1} of {passes}", count(loader)) as bar:
+            with (
+                crew.step(),
+                progress_bar(f"principal components, pass {number + 1} of {passes}", count(loader)) as bar,
+            ):
                 for index, batch in enumerate(whole):
                     keep = ~chosen(batch, holdout) if holdout else None
                     self._read(batch, {name: _rows(fit.update, keep) for name, fit in fits.items()}, index)
                     inputs += len(batch)
                     bar.advance()
-            check_count(seen, inputs)
+                check_count(seen, inputs)
             seen = inputs
             for fit in fits.values():
-                fit.end_pass()
+                fit.end_pass(crew.sum if crew.size > 1 else None)
+            whole = self._batches(loader)
         reductions = self._reductions(fits)
-        whole = self._batches(loader) if passes else chain([first], stream)
-        features, apart = self._extract(whole, reductions, count(loader), holdout)
-        check_count(seen, len(features) + len(apart))
-        return features, apart
+        if crew.size > 1:  # the last digits may differ between machines
+            device = device_of(self.model) or torch.device("cpu")
+            fitted = {name: part for name, part in reductions.items() if not isinstance(part, AsIs)}
+            sent = {name: (part.config(), tree_map(Tensor.cpu, part.state_dict())) for name, part in fitted.items()}
+            found = {name: Reduction.from_config(*facts).to(device) for name, facts in crew.first(sent).items()}
+            reductions = {**reductions, **found}
+        self.reductions = reductions
+        return reductions, whole, seen
+
+    def _agree(self, fits: Mapping[str, ReductionFit], *, read: bool) -> None:
+        """Have all processes take the task and the shapes of layers of the first that has inputs."""
+        crew = team()
+        if crew.size == 1:
+            return
+        own = (self.task.config(), {name: fit.shape for name, fit in fits.items()}) if read and self.task else None
+        known = [facts for facts in crew.all(own) if facts is not None]
+        if not known:
+            raise ValueError("no process was given any input: all shards are empty.")
+        task, shapes = known[0]
+        self.task = from_config(task)
+        for name, fit in fits.items():
+            shape = shapes[name]
+            assert shape is not None
+            for _, others in known:
+                fit.reduce.check_shape(fit.layer, shape, others[name] or ())
+            if fit.shape is None:
+                fit.probe(torch.zeros(0, *shape, device=device_of(self.model)))
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Extract the features of a loader with reductions that were fitted before."""
-        return self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
+        features = self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
+        assert features is not None
+        return features
 
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
         """The features of a loader."""
-        return self.extract(loader, reductions)
+        features = self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
+        return Nothing() if features is None else features
 
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
@@ -317,60 +223,37 @@ class Extractor(Reader):
 
     def _extract(
         self, stream: Iterable[Batch], reductions: Mapping[str, Reduction], total: int | None, holdout: float
-    ) -> tuple[Features, Features]:
-        """The features of a loader, without those of the inputs that are set apart, and those."""
-        kept, apart = _Kept(), _Kept()
+    ) -> tuple[Features | None, Features | None]:
+        """The features of a loader, without those of the inputs that are set apart, and those; None of no batches."""
+        kept: list[Features] = []
+        apart: list[Features] = []
+        for features, rows in self.pieces(stream, reductions, total, holdout):
+            every = not bool(rows.any())
+            kept.append(features if every else features[~rows])
+            apart.append(features[rows])
+        return (Features.cat(kept), Features.cat(apart)) if kept else (None, None)
+
+    def pieces(
+        self, stream: Iterable[Batch], reductions: Mapping[str, Reduction], total: int | None, holdout: float = 0.0
+    ) -> Iterator[tuple[Features, Tensor]]:
+        """The features of each batch, which share no memory with others, and a mask of what is to be set apart."""
         with progress_bar("extracting features", total) as bar:
             for index, batch in enumerate(stream):
                 # Before the network runs, which may write into its inputs.
                 rows = chosen(batch, holdout)
                 task, prediction, reduced, _ = self._read(batch, reductions, index)
-                columns = {
-                    **{f"z {name}": z for name, (z, _) in reduced.items()},
-                    **{f"residual {name}": residual for name, (_, residual) in reduced.items()},
-                    "prediction": prediction.value,
-                    "variance": prediction.variance,
-                    "label": None if batch.label is None else batch.label.clone(),  # the loader's own
-                }
-                kept.add(columns, ~rows)
-                apart.add(columns, rows)
+                features = Features(
+                    z={name: z for name, (z, _) in reduced.items()},
+                    residual={name: residual for name, (_, residual) in reduced.items()},
+                    prediction=prediction.value,
+                    task=task,
+                    reductions=dict(reductions),
+                    label=None if batch.label is None else batch.label.clone(),  # the loader's own
+                    classes=prediction.classes,
+                    variance=prediction.variance,
+                )
+                yield features, rows
                 bar.advance()
-        return kept.features(task, prediction.classes, reductions), apart.features(task, prediction.classes, reductions)
-
-
-class _Kept:
-    """Rows of many batches, column by column."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, list[Tensor]] = {}
-        self._batches = 0
-
-    def add(self, columns: Mapping[str, Tensor | None], rows: Tensor) -> None:
-        """Add the rows of a batch that a mask (n,) takes: columns (n, ...), none of which shares memory with others."""
-        self._batches += 1
-        every = bool(rows.all())
-        for name, values in columns.items():
-            if values is not None:
-                some = values if every else values[rows.to(values.device)]
-                self._parts.setdefault(name, []).append(some)
-
-    def features(self, task: Task, classes: int | None, reductions: Mapping[str, Reduction]) -> Features:
-        """The rows as features."""
-        return Features(
-            z={name: torch.cat(self._parts.pop(f"z {name}")) for name in reductions},
-            residual={name: self._joined(f"residual {name}") for name in reductions},
-            prediction=torch.cat(self._parts.pop("prediction")),
-            task=task,
-            reductions=dict(reductions),
-            label=self._joined("label"),
-            classes=classes,
-            variance=self._joined("variance"),
-        )
-
-    def _joined(self, name: str) -> Tensor | None:
-        """A column, None where some batches had none."""
-        parts = self._parts.pop(name, [])
-        return torch.cat(parts) if len(parts) == self._batches else None
 
 
 def chosen(batch: Batch, share: float) -> Tensor:
@@ -394,3 +277,7 @@ def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:
             update(rows)
 
     return some
+
+
+def _length(features: Features | None) -> int:
+    return 0 if features is None else len(features)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ..arrays import is_array, to_tensor
-from ..model.tasks import Classification, Condition, MultiLabel, Prediction, Regression, Task
+from ..model.tasks import Classification, Condition, MultiLabel, Prediction, Regression, Task, from_config
 from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
 from .checks import refuse
 
+PART = 1 << 14  # rows in float64 at a time
 OUTPUTS = "outputs"  # the name of a term that reads the network's own outputs
 
 
@@ -132,6 +133,14 @@ class Unseen(Protocol):
         """Its readings, batch by batch."""
 
 
+class Nothing:
+    """No data to calibrate with, in a process whose shard is empty."""
+
+    def readings(self) -> Iterator[Reading]:
+        """None."""
+        return iter(())
+
+
 class Population(NamedTuple):
     """What all pixels have, of which a balanced sample was drawn: p(y) is fitted to this."""
 
@@ -246,13 +255,76 @@ class Features:
             variance=rows_of(self.variance, which),
         )
 
+    @classmethod
+    def cat(cls, parts: list[Features]) -> Features:
+        """All rows of several; the list is emptied, so that no more than one column is there twice."""
+        first = parts[0]
+        if len(parts) == 1:
+            return parts.pop()
+        names = ("prediction", "label", "variance")
+        rows: dict[Any, list[Any]] = {name: [getattr(part, name) for part in parts] for name in names}
+        for name in first.z:
+            rows["z", name] = [part.z[name] for part in parts]
+            rows["residual", name] = [part.residual[name] for part in parts]
+        parts.clear()
+
+        def joined(key: Any) -> Any:
+            found = rows.pop(key)
+            return None if any(part is None for part in found) else torch.cat(list(found))
+
+        return replace(
+            first,
+            z={name: joined(("z", name)) for name in first.z},
+            residual={name: joined(("residual", name)) for name in first.z},
+            **{name: joined(name) for name in names},
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """All but the reductions as tensors on the CPU, numbers and text, to be sent to another process."""
+
+        def here(values: Any) -> Any:
+            return None if values is None else values.cpu()
+
+        parts = {"z": self.z, "residual": self.residual}
+        return {
+            **{kind: {name: here(values) for name, values in part.items()} for kind, part in parts.items()},
+            **{name: here(getattr(self, name)) for name in ("prediction", "label", "variance")},
+            "classes": self.classes,
+            "task": self.task.config(),
+        }
+
+    @classmethod
+    def received(
+        cls, parts: Iterable[dict[str, Any] | None], reductions: Mapping[str, Reduction], device: torch.device | str
+    ) -> Features:
+        """All rows of what `plain` made in several processes, of which some may have none, on a device."""
+
+        def there(values: Any) -> Any:
+            return None if values is None else values.to(device)
+
+        found = []
+        for part in parts:
+            if part is not None:
+                columns: dict[str, Any] = {name: there(part.pop(name)) for name in ("prediction", "label", "variance")}
+                for kind in ("z", "residual"):
+                    columns[kind] = {name: there(rows) for name, rows in part.pop(kind).items()}
+                task = from_config(part["task"])
+                found.append(cls(**columns, task=task, classes=part["classes"], reductions=reductions))
+        if not found:
+            raise ValueError("no process was given any input: all shards are empty.")
+        return cls.cat(found)
+
+    def keys(self) -> Tensor:
+        """A number from 0 to 1 per input, (n,), as if drawn at random, but by what each of them is."""
+        return keys_of(list(self.z.values())[-1])
+
     def share(self, share: float) -> Tensor:
-        """A mask (n,) of about this share of the inputs, as if drawn at random, but by what each of them is."""
-        z = list(self.z.values())[-1].double()
-        weight = torch.arange(1, z.shape[1] + 1, dtype=torch.float64, device=z.device).cos()
-        # Digits that neither the unit of z nor rounding decides.
-        digits = torch.frexp(z @ weight).mantissa.abs() * 1000
-        return digits - digits.floor() < share
+        """A mask (n,) of about this share of the inputs, by their keys."""
+        return self.keys() < share
+
+    def lowest(self, count: int) -> Features:
+        """At most so many inputs, those of the lowest keys, in their order."""
+        return self[self.keys().argsort(stable=True)[:count]]
 
     def condition(self, condition: Condition) -> Tensor:
         """What methods are conditioned on: the predictions, or the labels in their shape."""
@@ -288,6 +360,16 @@ class Features:
     def __repr__(self) -> str:
         widths = ", ".join(f"{name!r} {z.shape[1]}-d" for name, z in self.z.items())
         return f"Features of {len(self):,} {'inputs' if self.population is None else 'pixels'} ({widths})"
+
+
+def keys_of(z: Tensor) -> Tensor:
+    """A number from 0 to 1 per row (n, d), (n,), as if drawn at random, but by what it holds."""
+    weight = torch.arange(1, z.shape[1] + 1, dtype=torch.float64, device=z.device).cos()
+    # A class may be ruled out by -inf.
+    sums = torch.cat([part.double().nan_to_num(0.0, 0.0, 0.0) @ weight for part in z.split(PART)])
+    # Digits that neither the unit of z nor rounding decides.
+    digits = torch.frexp(sums).mantissa.abs() * 1000
+    return digits - digits.floor()
 
 
 def _tensor(name: str, values: Any) -> Tensor:

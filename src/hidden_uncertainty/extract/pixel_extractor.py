@@ -13,10 +13,11 @@ from torch import Tensor
 from ..model.batches import Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
-from .extractor import Extractor, Read, Reader, chosen, lowest
+from .extractor import Extractor, Read, chosen, lowest
 from .features import Features, Population, Reading
 from .grid import Grid, LatentMap, nearest
 from .pixels import Pixels, Sampler
+from .reader import Reader
 
 ROWS = 1 << 14  # reduced at a time
 
@@ -59,6 +60,7 @@ class PixelExtractor(Extractor):
     """
 
     pixels: Pixels
+    gathers = False
 
     def __init__(self, *args: Any, pixels: Pixels, condition: Condition, grid_of: str, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..arrays import is_array, to_tensor
 from ..progress import count as count
+from ..team import team
 
 Adapter = Callable[[Any], Any]
 """Turns what the user's loader gives into `(inputs, label)`; inputs are a tensor, a tuple (positional) or a dict
@@ -237,6 +238,8 @@ def batches(
         if len(last):
             some = True
             yield last if device is None else last.to(device)
+    if not some and team().size > 1:
+        return  # a shard may be empty
     if last is None:
         raise ValueError(
             "the loader gave no batches; a generator that was used before is empty: pass a DataLoader or a list"

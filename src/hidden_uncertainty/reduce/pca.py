@@ -167,7 +167,9 @@ class StreamingPCA:
         """
         if self.done:
             raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")
-        if self._count == 0 or self._shift is None:
+        if self._shift is None and all_sum is not None:  # no samples are here, but others have some
+            self._start(torch.zeros(1, self.dim))
+        if self._shift is None or (self._count == 0 and all_sum is None):
             raise RuntimeError(
                 f"pass {self.passes - self.passes_left + 1} of {self.passes} over {self.name} brought no samples: "
                 f"the loader must be iterable {self.passes} times (use a list or a DataLoader, not a generator)."

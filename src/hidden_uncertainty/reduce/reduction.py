@@ -109,10 +109,13 @@ class Reduction(nn.Module):
         return {**known, "unit": self.unit}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Reduction:
-        """A module with empty buffers of the right shapes, for `load_state_dict`."""
+    def from_config(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Reduction:
+        """A module with empty buffers of the right shapes, for `load_state_dict`, or with its tensors."""
         reduce, unit = Reduce.from_dict(config["reduce"]), config.get("unit", 1.0)  # files of version 0.1.0 have none
-        return cls(reduce, config["layer"], tuple(config["shape"]), config["kept"], unit)
+        made = cls(reduce, config["layer"], tuple(config["shape"]), config["kept"], unit)
+        if tensors is not None:
+            made.load_state_dict(tensors)
+        return made
 
 
 class ReductionFit:
@@ -145,6 +148,11 @@ class ReductionFit:
         self._pca: StreamingPCA | None = None
         self._reduction: Reduction | None = None
         self._energy: Tensor | None = None  # (3,): what a projection drops, all there is, and rows, summed up
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of the layer's output, without the samples; None before the first batch."""
+        return self._shape
 
     @property
     def passes_left(self) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..density import Density, GaussianMixture, JointMixture
+from ..density import Density, GaussianMixture, JointMixture, Moments, Sums
 from ..extract import Features, Lattice
 from ..marginal import KINDS as MARGINALS
 from ..marginal import Categorical, LabelSets, Marginal, Support, by_name, choose
@@ -151,28 +151,40 @@ class Prior(nn.Module):
         with about(""):  # p(y) belongs to no layer
             self.marginal = fit(y, features).to(features.prediction.device)
 
+    def fit_counts(self, counts: Tensor, features: Features) -> None:
+        """Fit p(y) to how often each class came, (C,)."""
+        counts = counts.long()
+        short = (features.classes or 0) - len(counts)
+        counts = torch.cat([counts, counts.new_zeros(max(0, short))])
+        self.marginal = self._checked(Categorical().fit_counts(counts), counts, features).to(features.prediction.device)
+
     def _count(self, y: Tensor, features: Features) -> Marginal:
-        if self.spec != "auto" and not isinstance(self.spec, Categorical):
-            raise ValueError(f"marginal={self.spec!r} is for numbers; classes are counted: leave it out.")
-        classes = features.classes or 0
         if y.dim() == 2:
-            fitted: Categorical = LabelSets().fit(y)
-        elif features.population is None:
-            fitted = Categorical().fit(y, classes=max(classes, int(y.max()) + 1))
+            sets = LabelSets().fit(y)
+            if len(sets.support) < 2:
+                raise ValueError(
+                    f"all {len(y):,} inputs have the same labels, {y[0].tolist()}, so there is nothing to be torn "
+                    "between. Check the network and the loader; where logits are probabilities, pass "
+                    "MultiLabel(logits=False)."
+                )
+            return self._checked(sets, sets.of(y).bincount(), features)
+        if features.population is None:
+            fitted = Categorical().fit(y, classes=max(features.classes or 0, int(y.max()) + 1))
         else:
             fitted = Categorical().fit_counts(_drawn(features.population.values, y))
-        if len(fitted.support) < 2 and y.dim() == 2:
-            raise ValueError(
-                f"all {len(y):,} inputs have the same labels, {y[0].tolist()}, so there is nothing to be torn between. "
-                "Check the network and the loader; where logits are probabilities, pass MultiLabel(logits=False)."
-            )
+        return self._checked(fitted, y.bincount(), features)
+
+    def _checked(self, fitted: Categorical, counts: Tensor, features: Features) -> Marginal:
+        if self.spec != "auto" and not isinstance(self.spec, Categorical):
+            raise ValueError(f"marginal={self.spec!r} is for numbers; classes are counted: leave it out.")
+        classes, rows = features.classes or 0, int(counts.sum())
         if len(fitted.support) < 2:
             raise ValueError(
-                f"all {len(y):,} inputs have the same class, {int(y[0])}, so there is nothing to be torn between. "
-                "Check the network and the loader; a single logit, (n, 1), must be one, not a probability."
+                f"all {rows:,} inputs have the same class, {int(counts.argmax())}, so there is nothing to be torn "
+                "between. Check the network and the loader; a single logit, (n, 1), must be one, not a probability."
             )
-        if len(y) < classes:
-            raise ValueError(f"{len(y)} inputs are fewer than the network's {classes} classes: fit to more.")
+        if rows < classes:
+            raise ValueError(f"{rows} inputs are fewer than the network's {classes} classes: fit to more.")
         return fitted
 
     def _choose(self, y: Tensor, features: Features) -> Marginal:
@@ -220,6 +232,32 @@ class DensityMethod(Method):
             self.prior.fit(y, features)
         density = DEFAULTS[features.task.name]() if self.density is None else self.density
         self.density = density.fit(z, self.prior.fitted.of(y))
+        return self
+
+    @property
+    def sums(self) -> Sums | None:
+        """What the density can be fitted to instead of rows."""
+        return None if self.density is None else self.density.sums
+
+    @property
+    def chunks(self) -> bool:
+        """Whether the density can be fitted to rows on disk."""
+        return GaussianMixture().chunks if self.density is None else self.density.chunks
+
+    def fit_chunks(self, rows: Any, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so, to rows on disk."""
+        if self.prior.marginal is None:
+            self.prior.fit_counts(rows.count, features)
+        density = DEFAULTS[features.task.name]() if self.density is None else self.density
+        self.density = density.fit_chunks(rows)
+        return self
+
+    def fit_moments(self, moments: Moments, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so, to sums over rows."""
+        if self.prior.marginal is None:
+            self.prior.fit_counts(moments.count, features)
+        assert self.density is not None
+        self.density.fit_moments(moments)
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:

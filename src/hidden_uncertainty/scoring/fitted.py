@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ..abilities import require
+from ..density import Moments
 from ..extract import Features, Reading, Unseen
+from ..extract.features import PART
 from ..marginal import LabelSets
-from ..model.tasks import Condition, MultiLabel
+from ..model.tasks import Condition, MultiLabel, Task
 from ..notes import about, note
 from ..precision import gradients
+from ..team import team
 from ..uncertainty import LayerScores, Uncertainty
 from .combination import Combination
 from .errors import filled, unit_of
@@ -60,16 +64,29 @@ class Fitted:
 
         The part is chosen by content. The rest is for the calibration, which must not have been learnt from.
         """
-        if not self.head.combination.tails or not isinstance(unseen, Features):
+        crew, own, rest = team(), None, unseen
+        if isinstance(unseen, Features) and self.head.combination.tails:
+            part = unseen.share(TO_LEARN)
+            own, rest = unseen[part], unseen[~part]
+        if not self.head.combination.tails or (own is None and crew.size == 1):
             return self, unseen
-        part = unseen.share(TO_LEARN)
-        if int(part.sum()) < FEWEST:
+        sizes = crew.all((0, 0) if own is None else (len(own), len(part)))
+        if sum(size for size, _ in sizes) < FEWEST:
             note(
-                f"{len(unseen):,} unseen inputs are too few to learn from how layers are combined: that is learnt from "
-                "training data. Some hundred would do."
+                f"{sum(size for _, size in sizes):,} unseen inputs are too few to learn from how layers are combined: "
+                "that is learnt from training data. Some hundred would do."
             )
             return self, unseen
-        return replace(self, head=self.head.taught(unseen[part]).learnt(unseen[part], unseen=True)), unseen[~part]
+        every = crew.to_first(None if own is None or crew.size == 1 else own.plain())
+
+        def teach() -> Fitted:
+            whole = own
+            if crew.size > 1:
+                whole = Features.received(every, self.head.reductions, self.head.device or "cpu")
+            assert whole is not None
+            return replace(self, head=self.head.taught(whole).learnt(whole, unseen=True))
+
+        return of_first(teach, self.head.device), rest
 
     def alarm(self, false_alarm: float, confidence: float | None) -> Fitted:
         """The same with thresholds at a false-alarm rate."""
@@ -138,11 +155,43 @@ class Fitted:
         return cls(head, config["calibrated"], config["threshold"], config["thresholds"], config["condition"])
 
 
+def require_classes(task: Task, owner: str) -> None:
+    """Raise where a network predicts numbers."""
+    if not task.discrete:
+        raise ValueError(
+            f"{owner} needs classes, but the network predicts numbers. NearestNeighbours and "
+            "KernelDensity(how='gaussian') need none."
+        )
+
+
+def of_first(make: Callable[[], Fitted], device: torch.device | str | None) -> Fitted:
+    """What the first process makes, for all of a team, bit by bit; on a device."""
+    crew = team()
+    if crew.size == 1:
+        return make()
+    with crew.step():
+        found = make() if crew.rank == 0 else None
+        known = None if found is None else {**found.config(), "condition": found.condition}
+        tensors = None if found is None else {name: part.cpu() for name, part in found.head.state_dict().items()}
+    known, tensors = crew.first((known, tensors))
+    if found is None:
+        assert known is not None and tensors is not None
+        found = Fitted.from_config(known, tensors)
+        found.head.to(device or "cpu")
+    return found
+
+
 @gradients(False, lasting=True)
 def fit_terms(
-    methods: Mapping[str, Method], features: Features, condition: Condition, combination: Combination, *, owner: object
+    methods: Mapping[str, Method],
+    features: Features,
+    condition: Condition,
+    combination: Combination,
+    *,
+    owner: object,
+    moments: Mapping[str, Moments | Any] | None = None,
 ) -> Fitted:
-    """Fit copies of methods to features.
+    """Fit copies of methods to features, or to sums over them.
 
     Args:
         methods: of each term; they say what to fit and stay as they are.
@@ -150,15 +199,14 @@ def fit_terms(
         condition: what methods are conditioned on.
         combination: of the terms' scores.
         owner: the detector, for errors.
+        moments: of each term, or its rows on disk, where they are to be fitted to; features are then a sample.
     """
-    if len(features) == 0:
+    if len(features) == 0 and not any(bool(part.count.any()) for part in (moments or {}).values()):
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")
-    if not features.task.discrete and any(method.needs_classes for method in methods.values()):
-        raise ValueError(
-            f"{type(owner).__name__} needs classes, but the network predicts numbers. NearestNeighbours and "
-            "KernelDensity(how='gaussian') need none."
-        )
-    y = features.condition(condition) if any(method.conditional for method in methods.values()) else None
+    if any(method.needs_classes for method in methods.values()):
+        require_classes(features.task, type(owner).__name__)
+    conditional = moments is None and any(method.conditional for method in methods.values())
+    y = features.condition(condition) if conditional else None
     classes = y
     if isinstance(features.task, MultiLabel):
         require(owner, "labels")
@@ -170,12 +218,22 @@ def fit_terms(
         method, z = copy.deepcopy(asked, memo), features.z[name]
         shared |= {id(part): memo[id(part)] for part in asked.shared}
         if method.fits:
-            if bool((z == z[0]).all()):
+            known = None if moments is None else moments[name]
+            if _constant(z) if known is None else known.constant():
                 raise ValueError(
-                    f"layer {name!r} gives the same activations for all {len(z):,} inputs, so it says nothing about "
-                    "any. Choose another layer."
+                    f"layer {name!r} gives the same activations for all inputs, so it says nothing about any. Choose "
+                    "another layer."
                 )
             with about(f"layer {name!r}"):
-                method.fit(z, (classes if method.needs_classes else y) if method.conditional else None, features)
+                if known is None:
+                    method.fit(z, (classes if method.needs_classes else y) if method.conditional else None, features)
+                elif isinstance(known, Moments):
+                    method.fit_moments(known, features)
+                else:
+                    method.fit_chunks(known, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
     return Fitted(Head(parts, combination).learnt(features, unseen=False), condition=condition)
+
+
+def _constant(z: Tensor) -> bool:
+    return all(bool((part == z[0]).all()) for part in z.split(PART))

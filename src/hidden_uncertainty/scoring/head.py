@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..extract import AsIs, Features, Reading
 from ..model.tasks import Condition, whole_labels
 from ..notes import note
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
+from ..team import team
 from ..uncertainty import LayerScores
 from .calibration import Calibration
 from .combination import Combination
@@ -173,8 +175,7 @@ class Head(nn.Module):
         """
         if not self.combination.learns:
             return self
-        order = features.z[self.leading].double().sum(1).argsort()  # by content: loaders shuffle
-        sample, device = features[order[:: -(-len(features) // SAMPLE)]], self.device
+        sample, device = features.lowest(SAMPLE), self.device
         prediction, scores, weights = sample.prediction.to(device), {}, {}
         with without_autocast(device or prediction.device):
             for name, term in self.terms.items():
@@ -195,7 +196,14 @@ class Head(nn.Module):
             condition: what methods were given.
         """
         spreads: dict[str, Spread | None] = {}
-        known = self._gathered(unseen, condition, spreads)
+        twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}
+        with team().step():
+            known = self._gathered(unseen, condition, spreads)
+            for whole, parts in again:
+                together, alone = (self._gathered(some, condition, {}) for some in ([whole], parts))
+                for key in known.keys() & together.keys():
+                    twice.setdefault(key, []).append((together[key], alone[key]))
+        known, twice, spreads = self._of_all(known, twice, spreads)
         if not known or not len(known["surprise", ""]):
             raise ValueError(
                 "there is nothing to calibrate with: no input came, none is in the holdout, or no pixel counts. Give "
@@ -205,12 +213,7 @@ class Head(nn.Module):
         inputs = len(known["surprise", ""])
         known = {key: some for key, some in known.items() if key[0] not in ("label", "row") or len(some) == inputs}
         rows = known.pop(("row", ""), None)
-        twice: dict[Key, list[tuple[Tensor, Tensor]]] = {key: [] for key in known}
-        for whole, parts in again:
-            together, alone = (self._gathered(some, condition, {}) for some in ([whole], parts))
-            for key in known.keys() & together.keys():
-                twice[key].append((together[key], alone[key]))
-        fitted = {key: _fitted(key, scores, twice[key]) for key, scores in known.items()}
+        fitted = {key: _fitted(key, scores, twice.get(key, [])) for key, scores in known.items()}
         worst = max(calibration.margin for calibration in fitted.values())
         if worst > MANY:
             note(
@@ -256,6 +259,19 @@ class Head(nn.Module):
             for key, values in amounts.items():
                 found.setdefault(key, []).append(reading.of_inputs(values))
         return {key: torch.cat(parts) for key, parts in found.items()}
+
+    def _of_all(self, *own: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+        """What was gathered from the shards of all processes."""
+        crew, device = team(), self.device or torch.device("cpu")
+        if crew.size == 1:
+            yield from own
+            return
+        known, twice, spreads = zip(*crew.all(tree_map_only(Tensor, Tensor.cpu, own)), strict=True)
+        keys = {key: None for some in known for key in some}
+        yield {key: torch.cat([some[key] for some in known if key in some]).to(device) for key in keys}
+        pairs = {key: [pair for some in twice for pair in some.get(key, [])] for key in keys}
+        yield tree_map_only(Tensor, lambda part: part.to(device), pairs)
+        yield {name: spread for some in spreads for name, spread in some.items()}
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""

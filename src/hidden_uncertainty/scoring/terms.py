@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
+from ..density import Moments, Sums
 from ..extract import OUTPUTS, Features, Lattice, Source
 from ..io import Unusable, name_of, register
 from ..model.layers import with_names
@@ -69,6 +70,29 @@ class Method(nn.Module, ABC):
     def agreement(self, z: Tensor, prediction: Tensor) -> float:
         """How far the classes that z alone tells of agree with those predicted, from 0 to 1; 1 where it tells none."""
         return 1.0
+
+    @property
+    def sums(self) -> Sums | None:
+        """What `fit_moments` takes instead of rows; None where it needs the rows themselves."""
+        return None
+
+    def fit_moments(self, moments: Moments, features: Features) -> Self:
+        """Fit to sums over training rows.
+
+        Args:
+            moments: of all rows, by what they are conditioned on.
+            features: what is known of them beside that; its own rows are a sample.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs rows: call fit.")
+
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_chunks` exists."""
+        return False
+
+    def fit_chunks(self, rows: Any, features: Features) -> Self:
+        """Fit to rows on disk, as `fit_moments` to sums; they say their `count`."""
+        raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit.")
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
         """The probability of each class or label, (n, C), for a method that tells them; None for others."""

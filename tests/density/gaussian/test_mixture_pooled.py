@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
-from sklearn.covariance import LedoitWolf
+from sklearn.covariance import OAS, LedoitWolf
 from torch import Tensor
 
 from hidden_uncertainty.density import GaussianMixture
@@ -30,12 +31,13 @@ def apart(z: Tensor, y: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     return means, {c: z[y == c] - mean for c, mean in means.items()}
 
 
+@pytest.mark.parametrize(("shrinkage", "reference"), [("auto", OAS), ("oas", OAS), ("ledoit-wolf", LedoitWolf)])
 @pytest.mark.parametrize("scale", SCALES)
-def test_one_covariance_for_all_classes(scale: float) -> None:
+def test_one_covariance_for_all_classes(scale: float, shrinkage: Any, reference: Any) -> None:
     z, y = drawn(scale)
     means, centred = apart(z, y)
-    covariance = torch.from_numpy(LedoitWolf(assume_centered=True).fit(torch.cat([*centred.values()])).covariance_)
-    density = GaussianMixture(covariance="pooled", ridge=0.0).fit(z, y)
+    covariance = torch.from_numpy(reference(assume_centered=True).fit(torch.cat([*centred.values()])).covariance_)
+    density = GaussianMixture(covariance="pooled", shrinkage=shrinkage, ridge=0.0).fit(z, y)
     wanted = [multivariate_normal(means[c] / scale, covariance / scale**2).logpdf(z / scale) for c in means]
     found = density.log_prob(z, density.classes)
     unit = DIM * math.log(scale)  # scipy takes small covariances for singular

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...progress import progress_bar
-from ..linalg import Shrinkage, find_target, gram, mean_square, own_order, power_of_two, precision_factor
-from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures
+from ..checks import check_reach
+from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
+from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits
 from ._kmeans import kmeans
+from .moments import Central, Moments
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
 STACK_CPU = 1 << 17  # a larger class keeps a CPU busy; small ones are up to 14 times as fast together (bench/)
@@ -38,7 +40,6 @@ def fit_classes(
     min_samples: int,
     seed: int,
     variance: float | None = None,
-    pooling: float = 0.0,
 ) -> ClassFit:
     """Fit one mixture per class to rows z (n, d) with classes y (n,).
 
@@ -52,12 +53,11 @@ def fit_classes(
         seed: of the directions in which all starts but the first split clusters.
         variance: None is that of all rows around the means of their classes, averaged over dimensions; where rows
             repeat within classes it is that around the mean of all, and where all are the same, their mean square.
-        pooling: where it is not zero, the covariance of each class is averaged with the pooled one, as if that came
-            with this many times d rows more.
     """
     classes, counts = y.unique(return_counts=True)
     sizes = counts.tolist()
-    rows = list(z[own_order(z, y)].split(sizes))
+    x = z[own_order(z, y)]
+    rows = list(x.split(sizes))
     middle = torch.stack([r.mean(0, dtype=torch.float64).to(z.dtype) for r in rows])  # (C, d)
     for r, m in zip(rows, middle, strict=True):
         r -= m  # classes may lie far apart: centred on its own middle, each keeps its digits
@@ -74,45 +74,94 @@ def fit_classes(
     for _ in range(restarts - 1):
         starts.append(torch.randn(components, z.shape[1], generator=random, dtype=torch.float64, device="cpu").to(z))
     out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
-    one_for_all = options.covariance == "pooled"
-    small = [c for c, size in enumerate(sizes) if size < min_samples or pooling or one_for_all]
+    small = [c for c, size in enumerate(sizes) if size < min_samples]
     with progress_bar("fitting mixtures", len(sizes)) as bar:
         for stack in _stacks(sizes, granted, z, leave_out=small):
-            x, present = _pad([rows[c] for c in stack])
+            padded, present = _pad([rows[c] for c in stack])
             k = granted[stack[0]]
             best: Fit | None = None
             for directions in starts if k > 1 else starts[:1]:
-                fit = _fit_stack(x, present, kmeans(x, present, k, directions), options)
+                fit = _fit_stack(padded, present, kmeans(padded, present, k, directions), options)
                 best = fit if best is None else _better(best, fit, options.tol)
             assert best is not None
             out.store(stack, best)
             bar.advance(len(stack), likelihood=float(best.log_likelihood.mean()) - z.shape[1] * math.log(unit))
         if small:
-            scatter, pooled = _pooled(rows, options.shrinkage, keep=() if one_for_all else small)
-            for c in small:
-                if not one_for_all or c == small[0]:
-                    fit = _borrow(rows[c], scatter.pop(c, None), pooled, (pooling or 1.0) * z.shape[1], options)
-                else:  # the same covariance around another mean
-                    mean = rows[c].mean(0, dtype=torch.float64).to(z.dtype)[None, None]
-                    fit = fit._replace(mixtures=fit.mixtures._replace(mean=mean))
-                out.store([c], fit)
-                bar.advance()
-    names = classes.tolist()
-    if not bool(out.sound.all()):
-        bad = [names[c] for c in (~out.sound).nonzero()[:, 0].tolist()]
-        raise ValueError(
-            f"the covariance of class {bad} is singular to working precision even with ridge={ridge:g}: "
-            "raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions further."
-        )
+            pooled = Moments.of(x, y.sort().values.unique(return_inverse=True)[1], len(sizes), "pooled").central()
+            few = torch.cat([rows[c] for c in small])
+            which = torch.arange(len(small), device=z.device).repeat_interleave(counts[small])
+            own, weight = Moments.of(few, which, len(small), "each").central(), z.new_full((len(small),), z.shape[1])
+            out.store(small, _one_each(own, pooled.covariance(options.shrinkage), weight, options, z.dtype))
+            bar.advance(len(small))
+    _check_sound(out.sound, classes, ridge)
     fallbacks = [
-        f"class {names[c]} came {size} times, {_fallback(size, granted[c], components, min_samples)}"
+        f"class {classes[c]} came {size} times, {_fallback(size, granted[c], components, min_samples)}"
         for c, size in enumerate(sizes)
-        if (granted[c] < components or size < min_samples) and not (pooling or one_for_all)
+        if granted[c] < components or size < min_samples
     ]
     log_weight, mean, factor = out.mixtures
     mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
     center = (counts[:, None] * middle.double()).sum(0) / len(z)
     return ClassFit(classes, center.to(z.dtype), mixtures, out.converged, fallbacks)
+
+
+def fit_gaussians(
+    moments: Moments, classes: Tensor, options: EMOptions, *, min_samples: int, pooling: float, unit: float = 1.0
+) -> ClassFit:
+    """Fit one Gaussian per class to sums over its rows.
+
+    Args:
+        moments: of rows in a unit.
+        classes: (C,); those without rows are left out.
+        options: the form of covariances, full or pooled, and how they are shrunk; the ridge is a share of the variance
+            of rows around the means of their classes, as in `fit_classes`.
+        min_samples: a class with fewer rows has its covariance averaged with the pooled one, as if that came with d
+            rows more.
+        pooling: where it is not zero, every class has, as if with this many times d rows more.
+        unit: of the rows.
+    """
+    central = moments.central()
+    check_reach(unit * central.reach(), moments.dtype)
+    ridge, options = options.ridge, options._replace(ridge=options.ridge * central.variance())
+    seen = central.count > 0
+    if not bool(seen.all()):
+        classes, central = classes[seen], central[seen]
+    count, mean = central.count, central.mean
+    dim, sound = mean.shape[1], torch.ones_like(count, dtype=torch.bool)
+    shape = factor_shape(len(count), 1, dim, options.covariance)
+    factor = torch.empty(shape, dtype=moments.dtype, device=mean.device)
+    small = count < min_samples
+    if options.covariance == "pooled":
+        covariance = central.covariance(options.shrinkage)
+        covariance.diagonal().add_(options.ridge)
+        found, good = precision_factor(covariance)
+        sound &= good & has_digits(covariance, found, _rounding(mean).amax(0))
+        factor[0] = found
+    else:
+        weight = (small if not pooling else torch.ones_like(small)) * (pooling or 1.0) * dim
+        pooled = central.covariance(options.shrinkage) if bool((weight > 0).any()) else None
+        with progress_bar("fitting Gaussians", len(count)) as bar:
+            for some in torch.arange(len(count), device=mean.device).split(max(1, STACK_CPU * 32 // dim**2)):
+                fit = _one_each(central[some], pooled, weight[some], options, moments.dtype)
+                factor[some], sound[some] = fit.mixtures.factor, fit.sound
+                bar.advance(len(some))
+    _check_sound(sound, classes, ridge)
+    shared = bool(pooling) or options.covariance == "pooled"
+    fallbacks = [
+        f"class {classes[c]} came {int(count[c])} times, {_fallback(int(count[c]), 1, 1, min_samples)}"
+        for c in ([] if shared else small.nonzero()[:, 0].tolist())
+    ]
+    mixtures = Mixtures(factor.new_zeros(len(count), 1), unit * mean[:, None], factor.div_(unit))
+    center = (unit * central.middle).to(moments.dtype)
+    return ClassFit(classes, center, mixtures, torch.ones_like(sound), fallbacks)
+
+
+def _check_sound(sound: Tensor, classes: Tensor, ridge: float) -> None:
+    if not bool(sound.all()):
+        raise ValueError(
+            f"the covariance of class {classes[~sound].tolist()} is singular to working precision even with "
+            f"ridge={ridge:g}: raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions further."
+        )
 
 
 def _fallback(size: int, granted: int, components: int, min_samples: int) -> str:
@@ -191,51 +240,41 @@ def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     return x, (torch.arange(x.shape[1], device=x.device) < size[:, None]).to(x.dtype)
 
 
-def _pooled(rows: list[Tensor], shrinkage: Shrinkage | None, keep: Collection[int]) -> tuple[dict[int, Tensor], Tensor]:
-    """Σ x xᵀ of centred rows of some classes, and the covariance within all of them, (d, d), in float64."""
-    kept: dict[int, Tensor] = {}
-    total = torch.zeros(rows[0].shape[1], rows[0].shape[1], dtype=torch.float64, device=rows[0].device)
-    fourth = torch.zeros((), dtype=torch.float64, device=total.device)
-    count = sum(len(r) for r in rows)
-    for c, r in enumerate(rows):
-        centred = r.double() - r.double().mean(0)
-        scatter = gram(centred[None])[0]
-        total += scatter
-        fourth += centred.square().sum(1).square().sum()
-        if c in keep:
-            kept[c] = scatter
-    total /= count
-    if shrinkage is None:
-        return kept, total
-    total = total[None, None]
-    target = find_target(total, total.new_full((1, 1), count), fourth[None, None], shrinkage)
-    return kept, target.shrink(total)[0, 0]
-
-
-def _borrow(x: Tensor, scatter: Tensor | None, pooled: Tensor, weight: float, options: EMOptions) -> Fit:
-    """One Gaussian for a class.
+def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOptions, dtype: torch.dtype) -> Fit:
+    """One Gaussian for each of B classes.
 
     Args:
-        x: its rows, (n, d).
-        scatter: Σ x xᵀ of its centred rows, (d, d); None leaves it out.
-        pooled: the covariance of all classes.
-        weight: how many rows that counts for.
-        options: the form of the covariance, and what is added to it.
+        own: their moments.
+        pooled: the covariance of all classes, (d, d); None where no class needs it.
+        weight: how many rows that counts for, (B,): where none, the covariance of a class is shrunk by itself.
+        options: the form of the covariances, how they are shrunk, and what is added to them.
+        dtype: to keep the result in.
     """
-    n, dim = x.shape
-    mean = x.double().mean(0)[None, None]  # (1, 1, d)
-    cov = (pooled.clone() if scatter is None else (scatter + weight * pooled) / (n + weight))[None]
+    count, mean, scatter, fourth = own.count, own.mean, own.scatter, own.fourth
+    cov = scatter / count[:, None, None]
+    if options.shrinkage is not None and bool((weight == 0).any()):
+        assert fourth is not None
+        cov = find_target(cov[:, None], count[:, None], fourth[:, None], options.shrinkage).shrink(cov[:, None])[:, 0]
+    if pooled is not None:
+        with_all = (scatter + weight[:, None, None] * pooled) / (count + weight)[:, None, None]
+        cov = torch.where(weight[:, None, None] > 0, with_all, cov)
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
-    if options.covariance in ("full", "tied", "pooled"):
+    if options.covariance in ("full", "tied"):
         factor, good = precision_factor(cov)
+        good = good & has_digits(cov, factor, _rounding(mean))
     else:
-        variance = cov.diagonal(dim1=-2, dim2=-1)  # (1, d)
+        variance = cov.diagonal(dim1=-2, dim2=-1)  # (B, d)
         variance = variance if options.covariance == "diag" else variance.mean(-1, keepdim=True)
         factor, good = variance.rsqrt(), (variance > 0).all(1)
-    factor = factor.reshape(factor_shape(1, 1, dim, options.covariance))
-    mixtures = Mixtures(x.new_zeros(1, 1), mean.to(x.dtype), factor.to(x.dtype))
-    unused = torch.zeros(1, device=x.device)
-    return Fit(mixtures, unused.double(), unused.long(), torch.ones_like(good), good)
+    factor = factor.reshape(factor_shape(len(mean), 1, mean.shape[1], options.covariance)).to(dtype)
+    mixtures = Mixtures(factor.new_zeros(len(mean), 1), mean[:, None].to(dtype), factor)
+    unused = torch.zeros_like(count)
+    return Fit(mixtures, unused, unused.long(), torch.ones_like(good), good)
+
+
+def _rounding(mean: Tensor) -> Tensor:
+    """What the variance of a constant may come out as."""
+    return (32 * torch.finfo(mean.dtype).eps * mean).square()
 
 
 class _Buffers:
@@ -258,9 +297,7 @@ class _Buffers:
         k = log_weight.shape[1]
         self.mixtures.log_weight[index, :k] = log_weight
         self.mixtures.mean[index, :k] = mean
-        if self.covariance == "pooled":
-            self.mixtures.factor.copy_(factor)
-        elif self.covariance == "tied":
+        if self.covariance == "tied":
             self.mixtures.factor[index] = factor
         else:
             self.mixtures.factor[index, :k] = factor

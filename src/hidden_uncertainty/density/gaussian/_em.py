@@ -113,11 +113,11 @@ def _to_means(white: Tensor, bias: Tensor) -> Tensor:
 
 def component_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> Tensor:
     """log w_k + log N(x | μ_k, Σ_k) for rows x (B, n, d): (B, n, k)."""
-    rest, common = _relative_log_prob(x, mixtures, covariance)
+    rest, common = relative_log_prob(x, mixtures, covariance)
     return rest + common.to(x.dtype)[:, None, None]
 
 
-def _relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> tuple[Tensor, Tensor]:
+def relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> tuple[Tensor, Tensor]:
     """What `component_log_prob` gives, (B, n, k), less what the components have in common, in float64, (B,).
 
     In many dimensions the common part is so large that float32 would round away what a step of EM gains.
@@ -157,11 +157,28 @@ def maximise(
             variance, rounding = variance.mean(-1), rounding.mean(-1)
         sound = ((variance > rounding) & variance.isfinite()).flatten(1).all(1)
         return Mixtures(log_weight, mean, variance.rsqrt()), sound, intensity
-    cov, fourth = _scatter(x, responsibility, mean, with_fourth=options.shrinkage is not None)
+    scatter = _scatter(x, responsibility, mean, with_fourth=options.shrinkage is not None)
+    factor, sound, intensity = factorise(count, *scatter, options, intensity, rounding)
+    return Mixtures(log_weight, mean, factor.to(x.dtype)), sound, intensity
+
+
+def factorise(
+    count: Tensor, scatter: Tensor, fourth: Tensor, options: EMOptions, intensity: Tensor, rounding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors of the covariances of B mixtures, which of these are sound (B,), and how far they were shrunk (B,).
+
+    Args:
+        count: of each component, (B, k).
+        scatter: Σ w (x - μ)(x - μ)ᵀ in float64, (B, k, d, d).
+        fourth: Σ w ‖x - μ‖⁴, (B, k).
+        options: form and regularisation of the covariances, full or tied.
+        intensity: of shrinkage, (B,); NaN finds the one that the rows ask for.
+        rounding: of variances, in the precision in which rows were summed, (B, k, d).
+    """
     if options.covariance == "tied":  # a mixture with one covariance, (B, 1, d, d)
-        cov, fourth, count = (total.sum(1, keepdim=True) for total in (cov, fourth, count))
+        scatter, fourth, count = (total.sum(1, keepdim=True) for total in (scatter, fourth, count))
         rounding = rounding.amax(1, keepdim=True)
-    cov /= count[..., None, None]
+    cov = scatter / count[..., None, None]
     if options.shrinkage is not None:
         asked, scale = find_target(cov, count.double(), fourth, options.shrinkage)
         intensity = torch.where(intensity.isnan(), asked, intensity)
@@ -169,9 +186,7 @@ def maximise(
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     factor, good = precision_factor(cov)
     sound = (good & has_digits(cov, factor, rounding)).all(1)
-    if options.covariance == "tied":
-        factor = factor[:, 0]
-    return Mixtures(log_weight, mean, factor.to(x.dtype)), sound, intensity
+    return factor[:, 0] if options.covariance == "tied" else factor, sound, intensity
 
 
 def _variance(x: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
@@ -248,7 +263,7 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EM
     iterations = torch.zeros_like(size, dtype=torch.long)
     converged, settled = torch.zeros_like(sound), torch.zeros_like(sound)
     for step in range(options.max_iter):
-        joint, common = _relative_log_prob(x, mixtures, options.covariance)
+        joint, common = relative_log_prob(x, mixtures, options.covariance)
         log_norm = joint.logsumexp(-1, keepdim=True)  # (B, n, 1)
         found = (log_norm[..., 0] * present).sum(1, dtype=torch.float64) / size + common
         if alone:  # one Gaussian is responsible for all rows: another M-step would repeat the first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -15,11 +16,13 @@ from ...notes import warn
 from ...precision import farthest, precise, saturate
 from ..base import Density
 from ..checks import check_amounts, check_classes, check_counts, check_covariance, check_dtype
-from ..linalg import Shrinkage, check_factor
-from ._classes import ClassFit, fit_classes
+from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
+from ._chunks import Chunks, fit_chunks
+from ._classes import ClassFit, fit_classes, fit_gaussians
 from ._em import MANY, Covariance, EMOptions, Mixtures, distances, factor_shape, log_scale, whiten_means
 from ._lattice import Squares, between, place_squares
 from ._packed import pack, packed_squares, shared_squares, shifts
+from .moments import Moments, Sums
 
 OPTIONS = (
     "components",
@@ -57,7 +60,8 @@ class GaussianMixture(Density):
         covariance: `"full"`, `"tied"` (one per class, shared by its components), `"diag"`, `"spherical"`, or `"pooled"`
             (one for all classes, around their means).
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
-            `"auto"` is Ledoit-Wolf for full, tied and pooled covariances, and None for the others.
+            `"auto"` is Ledoit-Wolf for full and tied covariances, OAS for pooled ones, whose parts can then be added
+            up (see `Moments`), and None for the others.
         ridge: added to the diagonal of every covariance, as a share of the variance of all activations around the
             means of their classes, averaged over dimensions.
         tol: EM stops when log p(z | y) of a class's activations would change by less than this, in nats and on
@@ -127,27 +131,72 @@ class GaussianMixture(Density):
             self.register_buffer(name, None, persistent=False)
         self._steep = False  # whether products of far rows overflow, as factors of tiny activations are large
 
+    @property
+    def sums(self) -> Sums | None:
+        """What `fit_moments` takes: for one Gaussian per class, full or pooled; but see `Moments` for Ledoit-Wolf."""
+        whole = self.covariance == "pooled" and self.shrinkage == "ledoit-wolf"
+        return None if whole else self._sums
+
+    @property
+    def _sums(self) -> Sums | None:
+        """What it is fitted from where all rows are there."""
+        if self.components > 1 or self.covariance not in ("full", "pooled"):
+            return None
+        return "each" if self.covariance == "full" else "pooled"
+
     @precise
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         z, y = check_classes(z, y, self.dtype)
-        shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
-        if self.shrinkage == "auto" and self.covariance in ("full", "tied", "pooled"):
-            shrinkage = "ledoit-wolf"
+        if self._sums is not None:
+            classes, y = y.unique(return_inverse=True)
+            # Fourth powers of what float32 holds are no trouble to float64.
+            unit = power_of_two(mean_square([z]) ** 0.5 or 1.0) if z.dtype == torch.float64 else 1.0
+            return self._fit_sums(Moments.of(z, y, len(classes), self._sums, unit), classes, unit)
         fit = fit_classes(
             z,
             y,
             self.components,
-            EMOptions(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter),
+            self._options(),
             restarts=self.restarts,
             min_samples=self.min_samples,
             seed=self.seed,
-            pooling=self.pooling,
         )
+        return self._keep(fit)
+
+    @precise
+    def fit_moments(self, moments: Moments) -> Self:
+        """Fit to sums over the rows of classes 0 … C - 1; some may have none."""
+        return self._fit_sums(moments, torch.arange(len(moments.count), device=moments.count.device))
+
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_chunks` fits it: mixtures of full or tied covariances."""
+        return self.components > 1 and self.covariance in ("full", "tied")
+
+    @precise
+    def fit_chunks(self, rows: Chunks) -> Self:
+        """Fit to rows z (n, d) with classes y (n,) that are read several times, some at a time, as from a disk."""
+        options: dict[str, Any] = {"restarts": self.restarts, "min_samples": self.min_samples, "seed": self.seed}
+        return self._keep(fit_chunks(rows, self.components, self._options(), **options))
+
+    def _fit_sums(self, moments: Moments, classes: Tensor, unit: float = 1.0) -> Self:
+        if self.dtype is not None:
+            moments = replace(moments, dtype=getattr(torch, self.dtype))
+        options: dict[str, Any] = {"min_samples": self.min_samples, "pooling": self.pooling, "unit": unit}
+        return self._keep(fit_gaussians(moments, classes, self._options(), **options))
+
+    def _options(self) -> EMOptions:
+        shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
+        if self.shrinkage == "auto" and self.covariance in ("full", "tied", "pooled"):
+            shrinkage = "oas" if self.covariance == "pooled" else "ledoit-wolf"
+        return EMOptions(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter)
+
+    def _keep(self, fit: ClassFit) -> Self:
         log_weight, mean, factor = fit.mixtures
         self.classes, self.center, self.log_weight, self.factor = fit.classes, fit.center, log_weight, factor
-        self.log_scale = log_scale(fit.mixtures, self.covariance).to(z.dtype)
+        self.log_scale = log_scale(fit.mixtures, self.covariance).to(factor.dtype)
         self.bias = self._bias(mean - fit.center.double(), factor)
-        self.mean = mean.to(z.dtype)
+        self.mean = mean.to(factor.dtype)
         self._pack()
         self._warn(fit)
         return self

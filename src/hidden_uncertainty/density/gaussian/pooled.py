@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_amounts
-from ..linalg import ROWS, Shrinkage, check_factor, find_target, gram, precision_factor
+from ..linalg import Shrinkage, check_factor, precision_factor
 from ._em import distances, has_digits
+from .moments import Moments
 
 BUFFERS = ("center", "factor", "bias")
 
@@ -46,27 +47,23 @@ class PooledGaussians(nn.Module):
 
     def fit(self, z: Tensor, y: Tensor) -> Self:
         """Fit to activations z (n, d) and their classes y (n,), which need not be consecutive; all in float64."""
-        _, y, counts = y.unique(return_inverse=True, return_counts=True)
-        rows = y.argsort(stable=True).split(counts.tolist())
-        mean = torch.stack([_mean(z, some) for some in rows])  # (C, d)
-        center = (counts[:, None] * mean).sum(0) / len(z)
-        covariance, fourth = _scatter(z, mean, y)
-        covariance = (covariance / len(z))[None, None]
-        if self.shrinkage is not None:
-            count = fourth.new_full((1, 1), len(z))
-            covariance = find_target(covariance, count, fourth.view(1, 1), self.shrinkage).shrink(covariance)
-        covariance = covariance[0, 0]
-        # Where rows repeat within classes, the scale of the data is that of its means.
-        scale = covariance.diagonal().mean() or (mean - center).square().mean() or 1.0
-        covariance.diagonal().add_(self.ridge * scale)
+        classes, y = y.unique(return_inverse=True)
+        return self.fit_moments(Moments.of(z, y, len(classes), "pooled"))
+
+    def fit_moments(self, moments: Moments) -> Self:
+        """Fit to sums over the rows of classes, of which those without rows are left out."""
+        central = moments.central()
+        covariance, mean = central.covariance(self.shrinkage), central.mean[central.count > 0]
+        covariance.diagonal().add_(self.ridge * central.variance())
         factor, good = precision_factor(covariance)
-        if not bool(good & has_digits(covariance, factor, fourth.new_zeros(()))):
+        if not bool(good & has_digits(covariance, factor, factor.new_zeros(()))):
             raise ValueError(
-                f"the covariance of {len(z):,} activations of {z.shape[1]} dimensions is singular to working precision "
-                f"even with ridge={self.ridge:g}: raise ridge, set shrinkage='ledoit-wolf', or reduce the dimensions."
+                f"the covariance of {int(central.count.sum()):,} activations of {mean.shape[1]} dimensions is singular "
+                f"to working precision even with ridge={self.ridge:g}: raise ridge, set shrinkage='oas', or reduce the "
+                "dimensions."
             )
-        self.center, self.factor = center, factor
-        self.bias = (mean - center) @ factor
+        self.center, self.factor = central.middle, factor
+        self.bias = (mean - self.center) @ factor
         return self
 
     def forward(self, z: Tensor) -> Tensor:
@@ -95,19 +92,3 @@ class PooledGaussians(nn.Module):
         """Raise a ValueError where the tensors cannot be those of a fit."""
         if self.factor is not None:
             check_factor(self.factor)
-
-
-def _mean(z: Tensor, rows: Tensor) -> Tensor:
-    """The mean of some rows of z (n, d), in float64: (d,)."""
-    return torch.stack([z[some].double().sum(0) for some in rows.split(ROWS)]).sum(0) / len(rows)
-
-
-def _scatter(z: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ (z - μ_y)(z - μ_y)ᵀ in float64, (d, d), and Σ ‖z - μ_y‖⁴."""
-    dim = z.shape[1]
-    scatter, fourth = mean.new_zeros(dim, dim), mean.new_zeros(())
-    for some, classes in zip(z.split(ROWS), y.split(ROWS), strict=True):
-        centred = some.double() - mean[classes]
-        scatter += gram(centred[None])[0]
-        fourth += centred.square().sum(1).square().sum()
-    return scatter, fourth

@@ -1,0 +1,254 @@
+"""How a detector is fitted: what it gathers from loaders, by one process or several, and what is made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+from torch import nn
+
+from ..density import Sums
+from ..extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
+from ..extract.checks import check_count
+from ..model.batches import Batch, count
+from ..model.capture import device_of
+from ..model.identity import describe
+from ..model.tasks import MultiLabel
+from ..notes import note, warn
+from ..progress import bars
+from ..reduce import Reduction
+from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_classes
+from ..scoring.head import SAMPLE
+from ..scoring.repeats import Kept, read_again
+from ..team import Team, team, together
+from .spill import Spill
+from .state import State
+
+
+@contextmanager
+def work(detector: Any, process_group: Any) -> Iterator[Team]:
+    """Work on a detector, by all processes of a group together; what was found of its task goes if that fails."""
+    with bars(detector.progress), detector.reader.tentative(), together(process_group) as crew:
+        check_model(detector.model)
+        yield crew
+
+
+def fit_loader(
+    detector: Any,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None,
+    holdout: float | None,
+    spill: str | PathLike[str] | None = None,
+) -> tuple[Fitted, State | Features | None]:
+    """What `Detector.fit` fits, and what to, where that can be fitted to again."""
+    if spill is not None and (holdout is not None or team().size > 1):
+        raise ValueError("spill= is for one process (process_group=False), and for calibration= instead of holdout=.")
+    if spill is not None and detector._fits:
+        with Spill(spill) as files:
+            return fit_data(detector, gather(detector, loader, files=files), calibration), None
+    if calibration is not None and holdout is not None:
+        raise ValueError("pass calibration or holdout, not both.")
+    if holdout is not None and not 0 < holdout < 1:
+        raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
+    kept, unseen, streams = None, None, not isinstance(sums_of(detector), str)
+    data: State | Features | None = None
+    if holdout is not None and not isinstance(loader, Iterator):
+        loader = kept = detector._kept(loader)
+    if streams and detector._fits and holdout is None:
+        data = gather(detector, loader)
+    elif detector._fits or detector.reader.learns or holdout is not None:
+        data, unseen = gather_features(detector, loader, holdout or 0.0)
+    return fit_data(detector, data, calibration, unseen, kept, apart=holdout is not None), data
+
+
+def fit_data(
+    detector: Any,
+    data: State | Features | None,
+    calibration: Iterable[Any] | None = None,
+    unseen: Unseen | None = None,
+    kept: Kept | None = None,
+    *,
+    apart: bool = False,
+) -> Fitted:
+    """Fit a detector to what was gathered, of its own kind, and calibrate it.
+
+    Args:
+        detector: says what to fit.
+        data: what was gathered; None where nothing is needed.
+        calibration: a loader of unseen data.
+        unseen: instead, what was read of them.
+        kept: inputs of these, to be read again.
+        apart: whether these were set apart of the training data.
+    """
+    crew, sample = team(), data.sample if isinstance(data, State) else data
+    crew.same("whether calibration= or holdout= was given,", [calibration is not None, unseen is not None])
+    with crew.step():  # before the fit, so that an error in it comes first
+        if calibration is not None:
+            reductions = detector.reader.reductions if sample is None else sample.reductions
+            kept = detector._kept(calibration)
+            unseen = detector._unseen(kept, reductions or detector._unfitted().head.reductions)
+
+    def fit() -> Fitted:
+        if sample is None or not detector._fits:
+            return detector._unfitted()
+        methods = {name: term.method for name, term in detector.terms.items()}
+        moments = {**data.moments, **data.rows} if isinstance(data, State) else None
+        options: dict[str, Any] = {"owner": detector, "moments": moments}
+        return fit_terms(methods, sample, detector.condition, detector._combination, **options)
+
+    fitted = of_first(fit, device_of(detector.model))
+    if unseen is None:
+        return fitted
+    if not apart:
+        fitted, unseen = fitted.learn(unseen)
+    return calibrate(detector, fitted, unseen, "holdout" if apart else "unseen", kept)
+
+
+def check_features(detector: Any, features: Features, calibration: Features | None) -> None:
+    """Raise unless a detector can be fitted to features, and calibrated with others."""
+    Features.require(features, detector.layers, getattr(features, "reductions", {}))
+    require_sources(features, {name: term.source for name, term in detector.terms.items()})
+    if calibration is not None:
+        Features.require(calibration, detector.layers, features.reductions)
+        if calibration.population is not None:
+            raise ValueError(
+                "thresholds for pixels are calibrated over whole images, not over pixels that were drawn: call "
+                "fit_features(features), then calibrate(unseen_loader)."
+            )
+
+
+def check_state(detector: Any, state: State) -> None:
+    """Raise unless a state is of such a detector, and not empty."""
+    sums, sample = sums_of(detector), state.settle().sample
+    if sample is None or sums != dict(state.sums) or state.condition != detector.condition:
+        raise ValueError(
+            f"the state has {dict(state.sums)} of {state.inputs:,} inputs given the {state.condition}; this detector "
+            f"needs {sums} given the {detector.condition}. Gather it with the same kind of detector."
+        )
+    require_sources(sample, {name: term.source for name, term in detector.terms.items()})
+
+
+def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
+    """The same with calibrations from data that nothing was fitted to."""
+
+    def read(batch: Batch) -> Reading:
+        return detector._reading(detector.reader.called(batch), fitted, labels=True)
+
+    alike = detector.reader.repeats and all(term.method.smooth for term in detector.terms.values())
+    again = read_again(kept, unseen, read) if alike else ()
+    return fitted.calibrate(detector._readings(unseen, fitted), how, again)
+
+
+def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
+    """What to gather for each term that is fitted, but to `chunks` if so asked; or, in words, what needs more."""
+    found: dict[str, Sums] = {}
+    if not detector.reader.gathers:
+        return (
+            f"{type(detector).__name__}{'' if detector.pixels is None else ' with pixels='} does not read in a stream"
+        )
+    if isinstance(detector.task, MultiLabel):
+        return "the sets of labels are known only when all inputs have come"
+    for name, term in detector.terms.items():
+        if term.method.fits and not (chunks and term.method.chunks):
+            sums = term.method.sums
+            if sums is None:
+                what = getattr(term.method, "density", None) or type(detector).__name__
+                return f"{what} of layer {name!r} is fitted to rows, not to sums over them"
+            found[name] = sums
+    return found
+
+
+def gather(
+    detector: Any,
+    loader: Iterable[Any],
+    reductions: Mapping[str, Reduction] | None = None,
+    files: Spill | None = None,
+) -> State:
+    """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
+    sums = sums_of(detector, chunks=files is not None)
+    if isinstance(sums, str):
+        raise NotImplementedError(
+            f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
+        )
+    crew, reader = team(), detector.reader
+    assert isinstance(reader, Extractor)
+    state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
+    if files is not None:
+        on_disk = [name for name, term in detector.terms.items() if term.method.chunks]
+        state.rows = {name: files.rows(name) for name in on_disk}
+    if reductions is None:
+        reductions, stream, seen = reader.prepare(loader)
+    else:
+        stream, seen = reader._batches(loader), None
+    with crew.step():
+        for features, _ in reader.pieces(stream, reductions, count(loader)):
+            if sums or state.rows:
+                require_classes(features.task, type(detector).__name__)
+            state.add(features)
+        check_count(seen, state.inputs)
+    total = state.summed(crew, reductions, device_of(reader.model) or "cpu")
+    warn_of_padding(loader, total.inputs)
+    if total.sample is not None and reader.task is None:
+        reader.task = total.sample.task
+    return total
+
+
+def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tuple[Features | None, Unseen | None]:
+    """The features of a loader, and what is set apart; in a team, those of all shards, in the first process alone."""
+    crew, reader = team(), detector.reader
+    if crew.size > 1 and not reader.gathers and detector._fits:
+        raise NotImplementedError(
+            f"{_name(detector)} cannot be fitted by several processes: fit it in one, with process_group=False, save "
+            "it, and load it in the others."
+        )
+    features, apart = reader.fit(loader, holdout=holdout)
+    apart = apart if apart is not None or not holdout else Nothing()
+    apart = apart if holdout else None
+    if crew.size == 1 or not reader.gathers:
+        return features, apart
+    if detector._fits:
+        every = crew.to_first(None if features is None else features.plain())
+        total = sum(crew.all(0 if features is None else len(features)))
+        warn_of_padding(loader, total)
+        if crew.rank == 0:
+            assert reader.reductions is not None
+            features = Features.received(every, reader.reductions, device_of(reader.model) or "cpu")
+            size = sum(z.nbytes for z in features.z.values()) / 1e6
+            note(f"the features of {total:,} inputs, {size:,.0f} MB, are fitted to in the first process.")
+    return features, apart
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise where the weights of a model are sharded, or where processes of a team have different models."""
+    kinds = {base.__name__ for part in model.modules() for base in type(part).__mro__}
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise NotImplementedError(
+            "the model's weights are sharded (FSDP), so that it runs only when all processes give it a batch at once, "
+            "and shards of data need not be equally long. Put its whole weights, get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True)), into a plain copy of the model."
+        )
+    crew = team()
+    if crew.size > 1:
+        shapes = crew.all(describe(model)["tensors"])
+        other = [rank for rank, known in enumerate(shapes) if known != shapes[0]]
+        if other:
+            raise ValueError(f"process {other[0]} has another model than process 0: all must have the same.")
+
+
+def warn_of_padding(loader: Any, inputs: int) -> None:
+    """Warn where a sampler gave some inputs twice, to make shards equally long."""
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+    if not hasattr(sampler, "num_replicas") or not isinstance(dataset, Sized) or team().size == 1:
+        return
+    if inputs > len(dataset) and team().rank == 0:
+        warn(
+            f"{inputs:,} inputs came of {len(dataset):,}: {type(sampler).__name__} repeats some, so that shards are "
+            "equally long, which they need not be here. Repeated inputs count twice, and break what calibration "
+            "promises. Give each process Subset(dataset, range(rank, len(dataset), processes)) instead."
+        )
+
+
+def _name(detector: Any) -> str:
+    return type(detector).__name__ + ("" if detector.pixels is None else " with pixels=")

@@ -1,0 +1,186 @@
+"""`State`: what a pass over training data gathers to fit to, which can be added, saved and sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+
+import torch
+from torch import Tensor
+
+from .. import io
+from ..density import Moments, Sums
+from ..extract import AsIs, Features
+from ..model.tasks import Condition, from_config
+from ..reduce import Reduction
+from ..team import Team
+from .spill import Rows
+
+ROWS = 1 << 13  # put together before they are summed: products of few rows are slow
+VERSION = "state 1"  # of files
+
+
+@dataclass(eq=False)
+class State:
+    """What was gathered from training data: sums over the rows of each term, and a sample of rows chosen by content.
+
+    Made by `Detector.gather`. States of different data are added with `+` or `sum`, exactly and in any order, and
+    `Detector.fit_state` fits to the result what a fit to all data at once would give. Its size does not depend on the
+    amount of data.
+
+    Args:
+        condition: whether rows are summed by predictions or by labels.
+        sums: what is kept of each term.
+        limit: rows of the sample at most.
+
+    Example:
+        >>> from hidden_uncertainty import GaussianMixture, LatentDensity
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+        >>> detector = LatentDensity(model, "0", GaussianMixture(1))
+        >>> states = [detector.gather(part.split(100)) for part in (x[:200], x[200:])]
+        >>> detector = detector.fit_state(sum(states))
+        >>> detector.fit(x.split(100)).layers
+        ['0']
+    """
+
+    condition: Condition
+    sums: Mapping[str, Sums]
+    limit: int
+    moments: dict[str, Moments] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # of terms that sums are not enough for, on disk
+    sample: Features | None = None  # with the task, the reductions and the classes
+    inputs: int = 0  # how many were gathered from
+    _waiting: list[Features] = field(default_factory=list, repr=False)
+
+    def add(self, features: Features) -> None:
+        """Add the features of a batch."""
+        self._waiting.append(features)
+        self.inputs += len(features)
+        if sum(map(len, self._waiting)) >= ROWS:
+            self.settle()
+
+    def settle(self) -> State:
+        """Sum what still waits."""
+        if not self._waiting:
+            return self
+        rows = Features.cat(self._waiting)
+        y = rows.condition(self.condition)
+        if len(y) and int(y.min()) < 0:
+            raise ValueError(f"classes must be 0 or more, not {int(y.min())}: leave such inputs out.")
+        for name, sums in self.sums.items():
+            z = rows.z[name]
+            if name not in self.moments:
+                home = "cpu" if z.device.type == "mps" else z.device  # which has no float64
+                self.moments[name] = Moments.empty(rows.classes or 0, z.shape[1], sums, home)
+            self.moments[name].update(z, y)
+        for name, file in self.rows.items():
+            file.append(rows.z[name], y)
+        kept = rows.lowest(self.limit)
+        self.sample = kept if self.sample is None else Features.cat([self.sample, kept]).lowest(self.limit)
+        return self
+
+    def __add__(self, other: State | int) -> State:
+        """The state of the data of both; `sum` begins with 0."""
+        if isinstance(other, int):
+            return self
+        mine, theirs = self.settle().sample, other.settle().sample
+        if mine is None or theirs is None:
+            return self if theirs is None else other
+        for name, reduction in mine.reductions.items():
+            if name not in theirs.reductions or not reduction.same_as(theirs.reductions[name]):
+                raise ValueError(
+                    f"the states were gathered with different reductions of layer {name!r}: fit the reductions once, "
+                    "to all data or a part (detector.fit), send that detector to where data are (save and load), and "
+                    "gather with it."
+                )
+        if (self.condition, dict(self.sums)) != (other.condition, dict(other.sums)):
+            raise ValueError("the states are of different detectors: gather both with the same one.")
+        moments = {name: self.moments[name] + other.moments[name] for name in self.moments}
+        rows = Features.received([mine.plain(), theirs.plain()], mine.reductions, mine.prediction.device)
+        sample = rows.lowest(self.limit)
+        both = State(self.condition, self.sums, self.limit, moments, sample=sample)
+        both.inputs = self.inputs + other.inputs
+        return both
+
+    __radd__ = __add__
+
+    def summed(self, crew: Team, reductions: Mapping[str, Reduction], device: torch.device | str) -> State:
+        """The state of the data of all processes, of which each calls this, on a device; all have the reductions."""
+        if crew.size == 1:
+            return self.settle()
+        with crew.step():
+            self.settle()
+        own = {name: (part.shift.shape[1], len(part.count), part.dtype) for name, part in self.moments.items()}
+        known = [facts for facts in crew.all(own) if facts]
+        if not known:
+            raise ValueError("no process was given any input: all shards are empty.")
+        total = State(self.condition, self.sums, self.limit, inputs=sum(crew.all(self.inputs)))
+        for name, sums in self.sums.items():
+            mine = self.moments.get(name) or Moments.empty(0, known[0][name][0], sums, device)
+            found = mine.summed(max(facts[name][1] for facts in known), crew.sum)
+            found.dtype = max((facts[name][2] for facts in known), key=lambda dtype: dtype.itemsize)
+            total.moments[name] = found
+        # Keys first, so that only rows travel that stay.
+        keys = torch.zeros(0, dtype=torch.float64) if self.sample is None else self.sample.keys().cpu()
+        lowest = torch.cat(crew.all(keys)).sort().values[: self.limit]
+        last = float(lowest[-1]) if len(lowest) else -1.0
+        rows = None if self.sample is None else self.sample[keys <= last].plain()
+        total.sample = Features.received(crew.all(rows), reductions, device).lowest(self.limit)
+        return total
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a safetensors file, from which `State.load` reads it."""
+        sample = self.settle().sample
+        if sample is None:
+            raise ValueError("there is nothing to save: no input was gathered.")
+        terms, tensors = [], {"prediction": sample.prediction}
+        tensors |= {} if sample.label is None else {"label": sample.label}
+        for place, (name, z) in enumerate(sample.z.items()):
+            reduction, residual, moments = sample.reductions[name], sample.residual[name], self.moments.get(name)
+            parts = {"z": z, **({} if residual is None else {"residual": residual})}
+            parts |= {f"reduction.{key}": tensor for key, tensor in reduction.state_dict().items()}
+            parts |= {} if moments is None else {f"moments.{key}": part for key, part in moments.tensors().items()}
+            tensors |= {f"{place}.{key}": tensor for key, tensor in parts.items()}
+            asis = isinstance(reduction, AsIs)
+            facts = {"name": name, "reduction": None if asis else reduction.config(), "sums": self.sums.get(name)}
+            terms.append({**facts, "dtype": None if moments is None else str(moments.dtype).removeprefix("torch.")})
+        header = {"version": VERSION, "condition": self.condition, "inputs": self.inputs, "limit": self.limit}
+        io.write(path, {**header, "task": sample.task.config(), "classes": sample.classes, "terms": terms}, tensors)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: torch.device | str | None = None) -> State:
+        """Read what `save` wrote."""
+        header, tensors = io.read(path, device)
+        if header.get("version") != VERSION:
+            raise io.Unusable(f"'{path}' holds no state of this version, but {header.get('version')!r}.")
+        with io.blaming(path):
+            state = cls(header["condition"], {}, header["limit"], inputs=header["inputs"])
+            reductions: dict[str, Reduction] = {}
+            z: dict[str, Tensor] = {}
+            residual: dict[str, Tensor | None] = {}
+            for place, term in enumerate(header["terms"]):
+                name, config, sums = term["name"], term["reduction"], term["sums"]
+                start = f"{place}."
+                own = {key.removeprefix(start): part for key, part in tensors.items() if key.startswith(start)}
+                start = "reduction."
+                fitted = {key.removeprefix(start): part for key, part in own.items() if key.startswith(start)}
+                reduction = AsIs() if config is None else Reduction.from_config(config, fitted)
+                reductions[name] = reduction.to(device or "cpu")
+                z[name], residual[name] = own["z"], own.get("residual")
+                if sums is not None:
+                    found = {key: own.get(f"moments.{key}") for key in ("cubes", "fourth")}
+                    found |= {key: own[f"moments.{key}"] for key in ("count", "shift", "total", "scatter")}
+                    state.moments[name] = Moments(**found, dtype=getattr(torch, term["dtype"]))  # type: ignore[arg-type]
+                    state.sums = {**state.sums, name: sums}
+            state.sample = Features(
+                z=z,
+                residual=residual,
+                prediction=tensors["prediction"],
+                task=from_config(header["task"]),
+                reductions=reductions,
+                label=tensors.get("label"),
+                classes=header["classes"],
+            )
+        return state
