@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..model.batches import Batch
@@ -22,7 +23,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
         masked: whether padding is left out.
     """
     activation, real = select_masked(output, reduce.select, f"layer {layer!r}")
-    axis, samples = reduce.batch_axis, len(batch)
+    axis, samples = reduce.batch_axis, batch.size
     if not -activation.dim() <= axis < activation.dim() or activation.shape[axis] != samples:
         fitting = [place for place, size in enumerate(activation.shape) if size == samples]
         hint = f"Its axis {fitting[0]} does: Reduce(batch_axis={fitting[0]}). Or choose" if fitting else "Choose"
@@ -36,7 +37,8 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
         return activation
     if real is None:
         real = _mask(reduce, batch)
-    if real is None or bool(real.all()):
+    traced = torch.compiler.is_compiling()  # a graph does not branch on what it is given
+    if real is None or (not traced and bool(real.all())):
         return activation
     if real.shape != activation.shape[:-1]:
         raise ValueError(
@@ -45,7 +47,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
             "count all of them, also padding, with mask=None."
         )
     if reduce.how == "token":
-        if not bool(real[:, reduce.token :][:, :1].all()):
+        if not traced and not bool(real[:, reduce.token :][:, :1].all()):
             raise ValueError(
                 f"layer {layer!r} is read at token {reduce.token}, which for some inputs is padding: a text would be "
                 "scored differently beside longer ones. Take a token that is never padding, such as the first with "
@@ -53,7 +55,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
             )
         return activation
     pooled = reduce.pooled(activation, real)
-    return pooled.reshape(len(pooled), *[1] * (activation.dim() - 2), pooled.shape[-1])
+    return pooled.reshape(pooled.shape[0], *[1] * (activation.dim() - 2), pooled.shape[-1])
 
 
 def _mask(reduce: Reduce, batch: Batch) -> Tensor | None:

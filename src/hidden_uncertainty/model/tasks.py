@@ -172,7 +172,8 @@ class Classification(Task):
         scores = torch.cat([1 - scores, scores], 1) if single else scores
         total = scores.sum(1)
         off = (total - 1).abs()
-        if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
+        wrong = (scores < 0).any() | (off.isfinite() & (off >= 2e-2)).any()  # the rest is `unusable`
+        if not torch.compiler.is_compiling() and bool(wrong):
             raise ValueError(
                 "logits=False takes probabilities that are not negative and sum to 1, but the network gave values from "
                 f"{scores.min():.4g} to {scores.max():.4g} and sums from {total.min():.4g} to {total.max():.4g}. Leave "
@@ -290,7 +291,7 @@ class Regression(Task):
     def _variance(self, spread: Tensor) -> Tensor:
         if self.spread_is == "log_variance":
             return spread.exp()
-        low = float(spread.nan_to_num().min()) if spread.numel() else 0.0
+        low = 0.0 if torch.compiler.is_compiling() or not spread.numel() else float(spread.nan_to_num().min())
         if low < 0:
             raise ValueError(
                 f"the network gave a {self.spread_is} of {low:.4g}; none can be negative. If it is a logarithm, pass "

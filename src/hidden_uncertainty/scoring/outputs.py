@@ -33,7 +33,7 @@ class OutputMethod(Method):
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
         """Score logits or log-probabilities, (n, C)."""
         assert isinstance(z, Tensor)
-        if not self._looked and len(z):
+        if not self._looked and not torch.compiler.is_compiling() and len(z):
             self._looked = True
             self.look(z)
         return self.measure(z)
