@@ -13,6 +13,7 @@ from . import baselines, metrics
 from .comparison import Comparison, compare
 from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
 from .detector import Detector
+from .exporting import export
 from .extract import Features, Pixels
 from .latent import LatentDensity, suggest
 from .model.layers import layers
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "baselines",
     "compare",
+    "export",
     "layers",
     "metrics",
     "plots",

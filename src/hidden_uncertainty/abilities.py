@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-Ability = Literal["save", "features", "pixels"]
+Ability = Literal["save", "features", "pixels", "export"]
 
 
 class Abilities(NamedTuple):
@@ -13,20 +13,21 @@ class Abilities(NamedTuple):
     save: bool  # be written to a file and read again
     features: bool  # be fitted to features that were extracted before, and score them
     pixels: bool  # score every pixel of networks that predict for each
+    export: bool = False  # become one graph with the network
 
 
 ABILITIES: dict[str, Abilities] = {
-    "Detector": Abilities(save=True, features=True, pixels=True),
-    "LatentDensity": Abilities(save=True, features=True, pixels=True),
-    "Mahalanobis": Abilities(save=True, features=True, pixels=True),
-    "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True),
+    "Detector": Abilities(save=True, features=True, pixels=True, export=True),
+    "LatentDensity": Abilities(save=True, features=True, pixels=True, export=True),
+    "Mahalanobis": Abilities(save=True, features=True, pixels=True, export=True),
+    "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True, export=True),
     "NearestNeighbours": Abilities(save=True, features=True, pixels=True),
     "KernelDensity": Abilities(save=True, features=True, pixels=True),
     "Credibility": Abilities(save=True, features=True, pixels=False),
-    "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True),
-    "MaxProbability": Abilities(save=True, features=True, pixels=True),
-    "Energy": Abilities(save=True, features=True, pixels=True),
-    "GEN": Abilities(save=True, features=True, pixels=True),
+    "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True, export=True),
+    "MaxProbability": Abilities(save=True, features=True, pixels=True, export=True),
+    "Energy": Abilities(save=True, features=True, pixels=True, export=True),
+    "GEN": Abilities(save=True, features=True, pixels=True, export=True),
     "DeepEnsemble": Abilities(save=False, features=False, pixels=True),
     "MCDropout": Abilities(save=False, features=False, pixels=True),
     "GaussianProcess": Abilities(save=False, features=False, pixels=False),
@@ -37,6 +38,8 @@ _WORDS: dict[Ability, str] = {
     "save": "cannot be saved: what it holds is not only numbers of its own. Fit it again where it is needed",
     "features": "scores inputs, not features of them: use fit(loader) and predict(loader)",
     "pixels": "scores whole inputs, not pixels: leave pixels= out, or use another method",
+    "export": "cannot be one graph with its network: it runs networks in its own way, or searches its training data. "
+    "LatentDensity, Mahalanobis and methods on outputs can",
 }
 
 

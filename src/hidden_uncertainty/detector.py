@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import io
 from .abilities import require
+from .exporting import compiled
 from .extract import (
     AsIs,
     Extractor,
@@ -82,6 +83,7 @@ class Detector:
     """
 
     kinds: ClassVar[dict[str, type[Detector]]] = {}  # every detector by its name, for files
+    compile = compiled
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
