@@ -12,7 +12,7 @@ import torch
 
 from ..abilities import require
 from ..uncertainty import Uncertainty
-from .program import tensors_of, traced
+from .program import first_line, tensors_of, traced
 
 FREEZE = {"freezing": True}  # weights as the processor's products read them
 
@@ -45,9 +45,14 @@ class Compiled:
         program = traced(self._detector, self._fitted, batch, "spread")
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = torch._inductor.aoti_compile_and_package(
-                program, package_path=str(Path(folder) / "graph.pt2"), inductor_configs=FREEZE
-            )
+            package = str(Path(folder) / "graph.pt2")
+            try:
+                made = torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=FREEZE)
+            except Exception as error:
+                raise RuntimeError(
+                    f"torch could not compile the graph. {first_line(error)} compile() needs a C++ compiler such as "
+                    "g++; export needs none."
+                ) from error
             return torch._inductor.aoti_load_package(made)
 
 

@@ -102,7 +102,7 @@ def traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> t
             ) from error
         raise RuntimeError(
             f"{type(detector).__name__} cannot be exported: torch {torch.__version__} does not trace "
-            f"{graph.stage.name} of {network}. {_first_line(error)} A graph has no branch on the values of tensors "
+            f"{graph.stage.name} of {network}. {first_line(error)} A graph has no branch on the values of tensors "
             "and no numpy; change that, read another layer, or try a newer torch."
         ) from error
 
@@ -146,7 +146,7 @@ def _write(
     except Exception as error:
         raise RuntimeError(
             f"ONNX cannot hold the graph of {type(detector).__name__} around {type(detector.model).__name__}: "
-            f"{_first_line(error)} Without a path, export gives the program for torch; a newer torch may write more."
+            f"{first_line(error)} Without a path, export gives the program for torch; a newer torch may write more."
         ) from error
     finally:
         for name, level in levels.items():
@@ -237,6 +237,7 @@ def _require_onnx(path: Path) -> None:
         raise ImportError(f"'{path}' is a file for ONNX runtimes, which takes onnx and onnxscript: {NEEDED}") from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says first, as a sentence."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if text.endswith((".", "!", "?")) else f"{text}."
