@@ -24,7 +24,7 @@ def test_the_pages_show_the_committed_files():
         assert fill(text, ROOT / "bench") == text, f"{page.name}: run python -m bench.render"
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu", "training", "growth", "call", "memory", "fit", "device"])
+@pytest.mark.parametrize("name", ["cpu", "gpu", "training", "growth", "call", "memory", "fit", "device", "export"])
 def test_what_was_not_measured_says_so(name, tmp_path):
     page = fill(place(name), tmp_path)
     assert "Not measured yet" in page and "stale" not in page and page.startswith("before\n")
