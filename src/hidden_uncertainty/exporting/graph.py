@@ -17,7 +17,7 @@ from ..extract import Extractor, PixelExtractor, Rows, activation_of
 from ..extract.grid import LatentMap
 from ..marginal import Categorical
 from ..model.batches import Batch
-from ..model.capture import find
+from ..model.capture import device_of, find
 from ..model.tasks import Classification, Prediction, Regression
 from ..scoring.bayes import DensityMethod
 from ..scoring.combination import Combination, Tail
@@ -47,7 +47,7 @@ class Graph(nn.Module):
     def __init__(self, reader: Extractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
         super().__init__()
         self.model = copy_modules(reader.model)
-        self.head = copy.deepcopy(fitted.head)
+        self.head = copy.deepcopy(fitted.head).to(device_of(reader.model) or "cpu")
         self.sources, self.task, self.threshold = reader.sources, reader.task, fitted.threshold
         self.example = [Batch(batch.args, batch.kwargs, None)]
         self.stage = SimpleNamespace(name="the network")  # what is traced now, for errors
@@ -249,7 +249,13 @@ def copy_modules(model: nn.Module) -> nn.Module:
     """The modules anew, in evaluation mode, around the same tensors, without gradients; wrappers are left out."""
     root = find(model, [""])[""]
     tensors: dict[int, Any] = {id(part): nn.Parameter(part.detach(), requires_grad=False) for part in root.parameters()}
-    made = copy.deepcopy(root, {**tensors, **{id(part): part.detach() for part in root.buffers()}})
+    try:
+        made = copy.deepcopy(root, {**tensors, **{id(part): part.detach() for part in root.buffers()}})
+    except Exception as error:
+        raise RuntimeError(
+            f"{type(root).__name__} cannot be copied, which exporting it takes: {error}. Keep what it holds beside its "
+            "layers, such as locks and open files, out of it."
+        ) from error
     for module in list(made.modules()):
         for name, child in module.named_children():
             setattr(module, name, find(child, [""])[""])
