@@ -356,12 +356,33 @@ def _simulated(result: dict[str, Any]) -> str:
     return f"`{result['command']}`, {result['date'][:10]}, {result['seconds'] / 60:.0f} minutes, {_versions(machine)}"
 
 
+def _export(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """What the graph takes beside the bare network in the same runtime."""
+    rows = []
+    for entry in result["entries"]:
+        times = [f"{_seconds(entry[f'{side}_p50'])} ({_seconds(entry[f'{side}_p99'])})" for side in ("bare", "graph")]
+        spread = "{:+.1f} to {:+.1f}".format(*entry["quartiles"])
+        extra = f"{entry['extra_percent']:+.1f} % ({spread})"
+        rows.append([entry["runtime"], str(entry["batch"]), str(entry["threads"]), *times, extra, str(entry["rounds"])])
+    head = ["runtime", "images", "threads", "network alone: p50 (p99)", "with uncertainty: p50 (p99)"]
+    one = next(entry for entry in result["entries"] if entry["batch"] == 1)
+    floor = (
+        f"The products with the densities' factors alone take {_seconds(result['products_seconds'])} for one image in "
+        f"onnxruntime, {result['products_seconds'] / one['bare_p50']:.1%} of the network: each number of these is "
+        "read once from memory and used once, whereas a convolution uses its weights at every place of the image."
+    )
+    cpu = "{cpu}, {cores} cores".format(**result["machine"])
+    made = f"`{result['command']}`, {result['date'][:10]}, {cpu}, {_versions(result['machine'])}"
+    return f"{table([*head, 'extra (quartiles)', 'rounds'], rows)}\n\n{floor}\n\n{made}"
+
+
 SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
     "training": ("training.json", "training-history.jsonl", "python -m bench.training", _training),
     "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),
     "busy": ("busy.json", "busy-history.jsonl", "python -m bench.busy", _busy),
+    "export": ("export.json", "export-history.jsonl", "python -m bench.export", _export),
     "call": ("latest.json", "history.jsonl", "make bench", _call),
     "default": ("default.json", "default-history.jsonl", "python -m bench.default", _default),
     "memory": ("latest.json", "history.jsonl", "make bench", _memory),

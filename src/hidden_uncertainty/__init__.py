@@ -14,6 +14,7 @@ from .comparison import Comparison, compare
 from .density import ConditionalFlow, Density, GaussianMixture, JointMixture
 from .deployment import Monitor, write_scores
 from .detector import Detector
+from .exporting import export
 from .extract import Features, Pixels
 from .fitting import State
 from .latent import LatentDensity, suggest
@@ -51,6 +52,7 @@ __all__ = [
     "__version__",
     "baselines",
     "compare",
+    "export",
     "layers",
     "metrics",
     "p_value_by_group",

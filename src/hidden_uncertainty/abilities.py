@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-Ability = Literal["save", "features", "pixels", "labels"]
+Ability = Literal["save", "features", "pixels", "labels", "export"]
 
 
 class Abilities(NamedTuple):
@@ -14,25 +14,26 @@ class Abilities(NamedTuple):
     features: bool  # be fitted to features that were extracted before, and score them
     pixels: bool  # score every pixel of networks that predict for each
     labels: bool  # score networks that predict several labels per input
+    export: bool  # become one graph with the network
 
 
 ABILITIES: dict[str, Abilities] = {
-    "Detector": Abilities(save=True, features=True, pixels=True, labels=True),
-    "LatentDensity": Abilities(save=True, features=True, pixels=True, labels=True),
-    "Mahalanobis": Abilities(save=True, features=True, pixels=True, labels=True),
-    "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True, labels=True),
-    "NearestNeighbours": Abilities(save=True, features=True, pixels=True, labels=True),
-    "KernelDensity": Abilities(save=True, features=True, pixels=True, labels=False),
-    "Credibility": Abilities(save=True, features=True, pixels=False, labels=False),
-    "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True, labels=True),
-    "MaxProbability": Abilities(save=True, features=True, pixels=True, labels=True),
-    "Energy": Abilities(save=True, features=True, pixels=True, labels=True),
-    "GEN": Abilities(save=True, features=True, pixels=True, labels=True),
-    "DeepEnsemble": Abilities(save=False, features=False, pixels=True, labels=False),
-    "MCDropout": Abilities(save=False, features=False, pixels=True, labels=False),
-    "GaussianProcess": Abilities(save=False, features=False, pixels=False, labels=False),
-    "PytorchOOD": Abilities(save=False, features=False, pixels=False, labels=True),
-    "PytorchOODFeatures": Abilities(save=False, features=True, pixels=True, labels=True),
+    "Detector": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "LatentDensity": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "Mahalanobis": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "NearestNeighbours": Abilities(save=True, features=True, pixels=True, labels=True, export=False),
+    "KernelDensity": Abilities(save=True, features=True, pixels=True, labels=False, export=False),
+    "Credibility": Abilities(save=True, features=True, pixels=False, labels=False, export=False),
+    "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "MaxProbability": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "Energy": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "GEN": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
+    "DeepEnsemble": Abilities(save=False, features=False, pixels=True, labels=False, export=False),
+    "MCDropout": Abilities(save=False, features=False, pixels=True, labels=False, export=False),
+    "GaussianProcess": Abilities(save=False, features=False, pixels=False, labels=False, export=False),
+    "PytorchOOD": Abilities(save=False, features=False, pixels=False, labels=True, export=False),
+    "PytorchOODFeatures": Abilities(save=False, features=True, pixels=True, labels=True, export=False),
 }
 _WORDS: dict[Ability, str] = {
     "save": "cannot be saved: what it holds is not only numbers of its own. Fit it again where it is needed",
@@ -40,6 +41,8 @@ _WORDS: dict[Ability, str] = {
     "pixels": "scores whole inputs, not pixels: leave pixels= out, or use another method",
     "labels": "is not for several labels per input: use LatentDensity, Mahalanobis, NearestNeighbours or GEN, or one "
     "detector per label, with task='classification' and a model that returns that label's logit alone",
+    "export": "cannot be one graph with its network: it runs networks in its own way, or searches its training data. "
+    "LatentDensity, Mahalanobis and methods on outputs can",
 }
 
 

@@ -1,7 +1,8 @@
-"""Numpy arrays, and what turns itself into one (pandas, polars), as tensors."""
+"""Numpy arrays, and what turns itself into one (pandas, polars), as tensors; and tensors in pieces."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,8 @@ def to_array(tensor: Tensor) -> np.ndarray:
     """A tensor as an array of its own memory; bfloat16, which numpy does not have, as float32."""
     plain = tensor.detach().cpu()
     return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+
+
+def pieces(size: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Tensors side by side, so many rows at a time; all at once in a graph that is traced, which has no loops."""
+    return [tensors] if torch.compiler.is_compiling() else zip(*(part.split(size) for part in tensors), strict=True)

@@ -15,6 +15,7 @@ from torch import nn
 
 from . import io
 from .abilities import require
+from .exporting import compiled
 from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
 from .fitting import State, calibrate, check_features, check_state, fit_data, fit_loader, gather, work
 from .model.batches import Adapter, Batch, dtype_of
@@ -73,6 +74,7 @@ class Detector(Decisions):
     """
 
     kinds: ClassVar[dict[str, type[Detector]]] = {}  # every detector by its name, for files
+    compile = compiled
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -26,7 +26,7 @@ def test_the_pages_show_the_committed_files():
 
 
 SECTION_NAMES = ["cpu", "gpu", "training", "growth", "busy", "call", "default", "memory", "fit", "device"]
-SECTION_NAMES += ["alarms", "delays", "scale"]
+SECTION_NAMES += ["alarms", "delays", "scale", "export"]
 
 
 @pytest.mark.parametrize("name", SECTION_NAMES)

@@ -11,6 +11,7 @@ from typing import Any, Self, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from ..arrays import pieces
 from ..detector import Detector
 from ..extract import OUTPUTS, Features, Grid, Later, Lattice, Pixels, Reader, Rows, label_maps
 from ..extract.extractor import chosen
@@ -69,7 +70,7 @@ class RowMethod(Method):
         """Score rows, some at a time."""
         assert isinstance(z, Tensor)
         limit = torch.finfo(torch.float32).max / 8
-        pairs = zip(z.split(ROWS), prediction.split(ROWS), strict=True)
+        pairs = pieces(ROWS, z, prediction)
         found = [self.measure(saturate(rows, torch.float64), some, seen=seen) for rows, some in pairs]
         return Scores(torch.cat(found).clamp(-limit, limit).to(torch.promote_types(z.dtype, torch.float32)))
 

@@ -100,7 +100,7 @@ def _check_finite(name: str, values: Tensor) -> None:
 def as_vectors(support: Tensor, numbers: int, rows: int) -> Tensor:
     """Support points as (m, q), or (n, m, q) where each of n rows has its own; from (m,) too where q is one."""
     y = support[:, None] if support.dim() == 1 and numbers == 1 else support
-    if y.dim() not in (2, 3) or y.shape[-1] != numbers or (y.dim() == 3 and len(y) != rows):
+    if y.dim() not in (2, 3) or y.shape[-1] != numbers or (y.dim() == 3 and y.shape[0] != rows):
         one = "(m,), " if numbers == 1 else ""
         raise ValueError(
             f"expected support of shape {one}(m, {numbers}) or ({rows}, m, {numbers}), as fitted, not "

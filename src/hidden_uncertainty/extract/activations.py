@@ -23,7 +23,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
         masked: whether padding is left out.
     """
     activation, real = select_masked(output, reduce.select, f"layer {layer!r}")
-    axis, samples = 0 if real is not None else reduce.batch_axis, len(batch)  # packed sequences count their inputs
+    axis, samples = 0 if real is not None else reduce.batch_axis, batch.size  # packed sequences count their inputs
     if not -activation.dim() <= axis < activation.dim() or activation.shape[axis] != samples:
         fitting = [place for place, size in enumerate(activation.shape) if size == samples]
         hint = f"Its axis {fitting[0]} does: Reduce(batch_axis={fitting[0]}). Or choose" if fitting else "Choose"
@@ -37,9 +37,10 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
         return activation
     if real is None:
         real = _mask(reduce, batch, activation.shape[1])
-    if real is None or bool(real.all()):
+    traced = torch.compiler.is_compiling()  # a graph does not branch on what it is given
+    if real is None or (not traced and bool(real.all())):
         return activation
-    if len(real) == samples and real.numel() == activation.shape[:-1].numel():
+    if real.shape[0] == samples and real.numel() == activation.shape[:-1].numel():
         real = real.reshape(activation.shape[:-1])  # such as (n, 1, 1, T)
     if real.shape != activation.shape[:-1]:
         raise ValueError(
@@ -48,7 +49,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
             "count all of them, also padding, with mask=None."
         )
     if reduce.how == "token":
-        if not bool(real[:, reduce.token :][:, :1].all()):
+        if not traced and not bool(real[:, reduce.token :][:, :1].all()):
             raise ValueError(
                 f"layer {layer!r} is read at token {reduce.token}, which for some inputs is padding: a text would be "
                 "scored differently beside longer ones. Take a token that is never padding, such as the first with "
@@ -56,7 +57,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
             )
         return activation
     pooled = reduce.pooled(activation, real)
-    return pooled.reshape(len(pooled), *[1] * (activation.dim() - 2), pooled.shape[-1])
+    return pooled.reshape(pooled.shape[0], *[1] * (activation.dim() - 2), pooled.shape[-1])
 
 
 def _mask(reduce: Reduce, batch: Batch, tokens: int) -> Tensor | None:
@@ -67,7 +68,7 @@ def _mask(reduce: Reduce, batch: Batch, tokens: int) -> Tensor | None:
     name = reduce.mask.removeprefix("~") if isinstance(reduce.mask, str) else reduce.mask
     mask = given.get(name)
     if isinstance(mask, Tensor):
-        if bool((mask < 0).any()):
+        if not torch.compiler.is_compiling() and bool((mask < 0).any()):
             raise ValueError(
                 f"the mask {name!r} has numbers below zero, as those that are added to attention scores: expected zero "
                 "for padding and one for real tokens. Name another input with Reduce(mask=), or mask=None."

@@ -59,7 +59,11 @@ class Batch:
         return {**dict(enumerate(self.args)), **places, **named}
 
     def __len__(self) -> int:
-        """Count the samples: the leading size of the first tensor."""
+        return self.size
+
+    @property
+    def size(self) -> int:
+        """How many samples there are: the leading size of the first tensor, a symbol in a graph that is traced."""
         first = next(leaves((self.args, self.kwargs), Tensor), None)
         if first is None:
             raise TypeError(

@@ -175,7 +175,7 @@ class Classification(Task):
 
     def _log_scores(self, scores: Tensor) -> Tensor:
         single = scores.shape[1] == 1
-        if not self.logits:
+        if not self.logits and not torch.compiler.is_compiling():
             total = scores.sum(1)
             off = (total - 1).clamp(min=0) if single else (total - 1).abs()
             if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
@@ -301,7 +301,7 @@ class Regression(Task):
     def _variance(self, spread: Tensor) -> Tensor:
         if self.spread_is == "log_variance":
             return spread.exp()
-        low = float(spread.nan_to_num().min()) if spread.numel() else 0.0
+        low = 0.0 if torch.compiler.is_compiling() or not spread.numel() else float(spread.nan_to_num().min())
         if low < 0:
             raise ValueError(
                 f"the network gave a {self.spread_is} of {low:.4g}; none can be negative. If it is a logarithm, pass "

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..arrays import pieces
 from ..density import Density, GaussianMixture, JointMixture, Moments, Sums
 from ..extract import Features, Lattice
 from ..marginal import KINDS as MARGINALS
@@ -306,7 +307,7 @@ class DensityMethod(Method):
                 yield infer(log_prob, *support[1:]), support, some
             return
         size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // marginal.size))
-        for rows, some in zip(z.split(size), prediction.split(size), strict=True):
+        for rows, some in pieces(size, z, prediction):
             given = density.given(rows)
             support = marginal.at(some, given)
             yield infer(given(support.points), *support[1:]), support, some
@@ -347,7 +348,7 @@ def _drawn(counts: Tensor, y: Tensor) -> Tensor:
 def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) -> Tensor:
     """Root of E[(y - prediction)² | z]: of numbers (n,), of vectors (n, q)."""
     root = (posterior.log_posterior / 2).exp()  # of p(y|z), (n, m)
-    away = support.points - prediction.reshape(len(prediction), 1, support.points.shape[-1])  # (n, m, q)
+    away = support.points - prediction.reshape(prediction.shape[0], 1, support.points.shape[-1])  # (n, m, q)
     limits = torch.finfo(root.dtype)
     each = root[..., None] * away.to(root.dtype).clamp(-limits.max, limits.max)
     largest = each.abs().amax(1, keepdim=True).clamp(min=limits.tiny)  # in its units, no square over- or underflows

@@ -98,11 +98,13 @@ class Calibration(nn.Module):
             [0.75, 0.25]
         """
         n = self._fitted()
-        if not torch.compiler.is_compiling():
-            refuse_nan(scores)
         # Both in the wider of their precisions, as `surprising` compares.
         dtype = torch.promote_types(self.reach.dtype, scores.dtype)
-        below = torch.searchsorted(self.reach.to(dtype), scores.detach().to(dtype).contiguous())
+        if torch.compiler.is_compiling():  # graphs that are exported have no search
+            below = (~(self.reach.to(dtype) >= scores.detach().to(dtype)[..., None])).sum(-1)
+        else:
+            refuse_nan(scores)
+            below = torch.searchsorted(self.reach.to(dtype), scores.detach().to(dtype).contiguous())
         # As Python divides whole numbers, so that p ≤ 0.05 is the same here and in a list.
         precise = torch.float32 if scores.device.type == "mps" else torch.float64
         return (n + 1 - below).to(precise).div_(n + 1)

@@ -38,7 +38,7 @@ class OutputMethod(Method):
         """Score logits or log-probabilities of classes, or logits of labels, (n, C)."""
         assert isinstance(z, Tensor)
         several = prediction.dim() == 2
-        if not self._looked and len(z):
+        if not self._looked and not torch.compiler.is_compiling() and len(z):
             self._looked = True
             warn_of_sigmoids(z) if several else self.look(z)
         return self.measure_labels(z) if several else self.measure(z)

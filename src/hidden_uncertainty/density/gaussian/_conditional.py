@@ -92,7 +92,7 @@ class Conditional(nn.Module):
             across = distances(u[None], self.across[None], self.across_bias[None], self.covariance)[0]
         else:
             across = packed_squares(u[None], self._packed)[0]
-        along = torch.addmm(self._start, u, self._wide).view(len(u), *self.along_bias.shape)
+        along = torch.addmm(self._start, u, self._wide).view(u.shape[0], *self.along_bias.shape)
         return across.mT, along.permute(2, 1, 0)
 
     def given(self, y: Tensor) -> Given:

@@ -95,7 +95,8 @@ def distances(x: Tensor, factor: Tensor, bias: Tensor, covariance: Covariance) -
         return packed_squares(x, pack(factor, bias))
     if covariance == "tied":
         rows = max(64, 4 * CHUNK // bias[:, 0].numel())
-        return torch.cat([_to_means(part @ factor, bias) for part in x.split(rows, dim=1)], dim=1)
+        parts = [x] if torch.compiler.is_compiling() else x.split(rows, dim=1)  # a graph has no loops
+        return torch.cat([_to_means(part @ factor, bias) for part in parts], dim=1)
     inverse = (factor if covariance == "diag" else factor[..., None].expand_as(bias)).double()
     wide, shift = x.double(), bias.double()  # float64, as three products nearly cancel
     squares = wide.square() @ inverse.square().mT - 2 * wide @ (inverse * shift).mT + shift.square().sum(-1)[:, None]

@@ -31,8 +31,13 @@ ROWS = (64, 1024)  # of x at a time: at least, and at most for each thread of a 
 CHUNK = {"cpu": 400 << 10, "other": 1 << 26}  # elements of a product at a time; a CPU thread's stay in its cache
 
 
-def pack(factor: Tensor, bias: Tensor) -> Tensor:
+def pack(factor: Tensor, bias: Tensor, width: int | None = None) -> Tensor:
     """Pack the upper triangular factors W (B, K, d, d) and b = μ W (B, K, d) of B stacks of Gaussians.
+
+    Args:
+        factor: W.
+        bias: b.
+        width: columns of each Gaussian in a block; None takes what is fastest for many rows.
 
     Returns:
         (B, rows, K, width): for each block a row of -b, then the rows of W.
@@ -41,7 +46,8 @@ def pack(factor: Tensor, bias: Tensor) -> Tensor:
         >>> pack(torch.eye(3).expand(1, 2, 3, 3), torch.zeros(1, 2, 3)).shape
         torch.Size([1, 4, 2, 3])
     """
-    packed = factor.new_zeros(packed_shape(*bias.shape))
+    stack, gaussians, dim = bias.shape
+    packed = factor.new_zeros(packed_shape(stack, gaussians, dim, width))
     start = 0
     for low, high in _blocks(bias.shape[2], packed.shape[3]):
         columns = packed[:, start : start + 1 + high, :, low - high :]
@@ -51,9 +57,9 @@ def pack(factor: Tensor, bias: Tensor) -> Tensor:
     return packed
 
 
-def packed_shape(stack: int, gaussians: int, dim: int) -> tuple[int, int, int, int]:
+def packed_shape(stack: int, gaussians: int, dim: int, width: int | None = None) -> tuple[int, int, int, int]:
     """The shape of what `pack` gives."""
-    width = next((width for width in WIDTHS if width * gaussians >= COLUMNS), WIDTHS[-1])
+    width = width or next((width for width in WIDTHS if width * gaussians >= COLUMNS), WIDTHS[-1])
     return stack, sum(1 + high for _, high in _blocks(dim, width)), gaussians, min(width, dim)
 
 

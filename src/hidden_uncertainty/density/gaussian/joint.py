@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from ...arrays import pieces
 from ...io import expect
 from ...notes import note, warn
 from ...precision import precise
@@ -171,7 +172,7 @@ class JointMixture(Density):
         self._check_fitted()
         self._check_width(z)
         parts = []
-        for few in z.split(max(1, CHUNK * (ON_GPU if z.is_cuda else 1) // self.directions.dim)):
+        for (few,) in pieces(max(1, CHUNK * (ON_GPU if z.is_cuda else 1) // self.directions.dim), z):
             u, rest = self.directions(few)
             parts.append((rest, *self.conditional.coordinates(u)))  # (n,), (k, n), (s, k, n)
         numbers, along_bias = len(self.y_center), self.conditional.along_bias
@@ -181,7 +182,9 @@ class JointMixture(Density):
 
         def log_prob(support: Tensor, rows: Tensor | None = None) -> Tensor:
             rest, across, along = whole if rows is None else [part[..., rows] for part in whole]
-            y = as_vectors(support, numbers, len(rest))
+            y = as_vectors(support, numbers, rest.shape[0])
+            if torch.compiler.is_compiling():  # a graph has no loops
+                return rest[:, None] + self.conditional.log_prob(across, along, self._given(y))
             size, points = max(1, pairs // max(1, y.shape[-2])), None
             if y.dim() == 2:
                 points = [self._given(y)] if y.shape[0] <= pairs else [self._given(few) for few in y.split(pairs)]

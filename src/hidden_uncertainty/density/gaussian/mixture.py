@@ -286,7 +286,14 @@ class GaussianMixture(Density):
         parts = zip(mean.split(some), factor.split(some), strict=True)
         return torch.cat([whiten_means(m, f.double(), self.covariance).to(factor.dtype) for m, f in parts])
 
-    def _pack(self) -> None:
+    def lay_out(self, width: int) -> None:
+        """Pack factors in wider blocks, for graphs, which have some nodes for each; nothing else is then kept twice."""
+        self._pack(width)
+        self.wide = None
+        if self.packed is not None:
+            self.factor = None  # type: ignore[assignment]
+
+    def _pack(self, width: int | None = None) -> None:
         self.packed = self.shift = self.spread = self.wide = None
         self._steep = False
         shared = self.covariance == "tied"
@@ -303,7 +310,7 @@ class GaussianMixture(Density):
         if self.factor.numel() <= WHOLE:
             self.wide = self.factor.flatten(0, -3).transpose(0, 1).flatten(1)
         bias = self.bias[:, :1] if shared else self.bias
-        packed = pack(self.factor.view(1, -1, *self.factor.shape[-2:]), bias.flatten(0, 1)[None])
+        packed = pack(self.factor.view(1, -1, *self.factor.shape[-2:]), bias.flatten(0, 1)[None], width)
         self.packed = packed.unflatten(2, bias.shape[:2])
         if shared and self.bias.shape[1] > 1:
             self.shift = shifts(self.bias, packed.shape[3])

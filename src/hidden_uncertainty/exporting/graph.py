@@ -1,0 +1,287 @@
+"""The network and what was fitted to it as one module, which `torch.export` traces into one graph."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from ..density import GaussianMixture, JointMixture
+from ..extract import Extractor, PixelExtractor, Rows, activation_of
+from ..extract.grid import LatentMap
+from ..marginal import Categorical
+from ..model.batches import Batch
+from ..model.capture import device_of, find
+from ..model.tasks import Classification, Prediction, Regression
+from ..scoring.bayes import DensityMethod
+from ..scoring.combination import Combination, Tail
+from ..scoring.errors import filled, unit_of
+from ..scoring.fitted import Fitted
+from ..scoring.head import FittedTerm
+from ..scoring.terms import Scores
+
+Coverage = float | Literal["spread"] | None
+WIDTH = 128  # columns of each Gaussian in a block: wider ones multiply more zeros, narrower ones are more nodes
+
+
+class Graph(nn.Module):
+    """What a detector's call does, without a branch on data, a loop over rows or anything to be looked up.
+
+    It owns copies: of what was fitted, laid out for one product at a time; and of the network's modules, around the
+    network's own tensors, so that neither tracing it nor a failure of that touches the user's network.
+
+    Args:
+        reader: how the network is read.
+        fitted: what was fitted.
+        coverage: of `lower` and `upper`, for numbers; None leaves them out, `"spread"` gives what their width is a
+            multiple of.
+        batch: an example, whose tensors are the graph's inputs; all else in it is a part of the graph.
+    """
+
+    def __init__(self, reader: Extractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
+        super().__init__()
+        self.model = copy_modules(reader.model)
+        self.head = copy.deepcopy(fitted.head).to(device_of(reader.model) or "cpu")
+        self.sources, self.task, self.threshold = reader.sources, reader.task, fitted.threshold
+        self.example = [replace(batch, label=None)]
+        self.stage = SimpleNamespace(name="the network")  # what is traced now, for errors
+        if not isinstance(self.task, Classification | Regression):
+            raise NotImplementedError(
+                f"networks of {self.task!r} cannot be exported; those of classes and numbers can."
+            )
+        for name, term in self.head.terms.items():
+            _prepare(name, term)
+        combination = self.head.combination
+        self.tails = Tails(combination) if combination.tails else None
+        term = self.head.terms[self.head.leading]
+        self.coverage = None if self.task.discrete or term.conformal is None else coverage
+        self.reach = term.conformal.covering(coverage) if isinstance(self.coverage, float) else None  # type: ignore[union-attr,arg-type]
+
+    def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """All that is known of a batch, by name."""
+        left, head = iter(inputs), self.head
+        batch = self.example[0].map(lambda _: next(left))
+        seen: dict[str, Any] = {}
+        output = self._run(batch, seen)
+        prediction = self._predict(output, seen)
+        z, strange = {}, [self._strange(output, prediction)]  # NaN where something is not finite, zero elsewhere
+        for name, source in self.sources.items():
+            self.stage.name = f"the reduction of layer {name!r}"
+            found = self._outputs(output) if source.layer is None else seen[name]
+            z[name], off = self._rows(name, found, prediction)
+            strange += [] if source.layer is None else [off]
+        unusable = sum(strange[1:], strange[0]).isnan()
+        scores = {name: self._score(name, term, z[name], prediction) for name, term in head.terms.items()}
+        self.stage.name = "the combination of scores"
+        each = {name: some.epistemic for name, some in scores.items()}
+        together = head.combination(each) if self.tails is None else self.tails(each)
+        epistemic = filled(together.reshape(unusable.shape), unusable, math.inf)
+        leading = scores[head.leading]
+        found = {"prediction": prediction.value, "epistemic": epistemic}
+        if leading.aleatoric is not None:
+            found["aleatoric"] = filled(leading.aleatoric.reshape(unusable.shape), unusable, math.nan)
+        if head.calibration is not None:
+            found["p_value"] = head.calibration.p_value(epistemic)
+        if self.threshold is not None:
+            found["surprising"] = ~(epistemic.double() <= self.threshold)
+        if self.coverage is not None:
+            found |= self._interval(prediction, leading, unusable)
+        if unusable.dim() == 1:
+            told = head.terms[head.leading].method.probabilities(z[head.leading], prediction.value)
+            found |= {} if told is None else {"probabilities": filled(told, unusable, math.nan)}
+        return found
+
+    def _run(self, batch: Batch, seen: dict[str, Any]) -> Any:
+        """The network's output; what terms read of its layers goes to `seen`."""
+        layers = find(self.model, [source.layer for source in self.sources.values() if source.layer is not None])
+        handles = []
+        for name, module in self.model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name)))
+
+        def tap(name: str, layer: str) -> Callable[[Any], None]:
+            def look(value: Any) -> None:  # at once: the next layer may write into the same memory
+                seen[name] = self._look(name, value, batch, layer)
+
+            return look
+
+        for name, source in self.sources.items():
+            if source.layer is None:
+                continue
+            layer, look = layers[source.layer], tap(name, source.layer)
+            if source.reduce.read == "output":
+                handles.append(layer.register_forward_hook(lambda _, __, value, look=look: look(value)))
+            else:
+                hook = lambda _, args, kwargs, look=look: look((*args, *kwargs.values()))  # noqa: E731
+                handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        try:
+            return self.model(*batch.args, **batch.kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str) -> None:
+        self.stage.name = f"layer {name!r}" if name else "the network"
+
+    def _look(self, name: str, value: Any, batch: Batch, layer: str) -> Any:
+        """What is kept of what a layer returned: z, and what is NaN where it is not finite."""
+        reduction = self.head.reductions[name]
+        activation = activation_of(value, self.sources[name].reduce, batch, layer)
+        flat = reduction.reduce.flat(activation, copy=False)
+        return reduction(activation)[0], (flat - flat).sum(1)
+
+    def _rows(self, name: str, seen: Any, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """A term's rows (n, d), and what is NaN where they are not finite."""
+        return (seen, seen) if isinstance(seen, Tensor) else seen
+
+    def _predict(self, output: Any, seen: Mapping[str, Any]) -> Prediction:
+        return self.task.predict(output)  # type: ignore[union-attr]
+
+    def _outputs(self, output: Any) -> Tensor:
+        return self.task.scores(output)  # type: ignore[union-attr]
+
+    def _strange(self, output: Any, prediction: Prediction) -> Tensor:
+        """NaN where no class can be told, or a number or its variance is not finite."""
+        if self.task.discrete:  # type: ignore[union-attr]
+            total = self._outputs(output).logsumexp(1)  # one class may be ruled out by -inf, not all
+            if prediction.value.dim() == 3 and total.shape != prediction.value.shape:
+                total = interpolate(total[:, None], prediction.value.shape[1:], mode="bilinear")[:, 0]
+            return total - total
+        known = [part for part in (prediction.value, prediction.variance) if part is not None]
+        parts = [part - part for part in known]
+        return sum(part.sum(1) if part.dim() == 2 else part for part in parts)  # type: ignore[return-value]
+
+    def _score(self, name: str, term: FittedTerm, z: Tensor, prediction: Prediction) -> Scores:
+        method, value = term.method, prediction.value
+        self.stage.name = f"{_called(method)} of {name!r}"
+        if name != self.head.leading and isinstance(method, DensityMethod) and self.task.discrete:  # type: ignore[union-attr]
+            support = method.prior.fitted.at(value)  # of all Bayes tells, its surprise alone
+            return Scores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
+        return method.score(z, value.flatten() if value.dim() == 3 else value)
+
+    def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
+        """As `Fitted.interval`."""
+        value, term = prediction.value, self.head.terms[self.head.leading]
+        unit = unit_of(term.spread, Rows(prediction, {}), scores)  # type: ignore[arg-type]
+        if self.reach is None:
+            return {} if unit is None else {"spread": filled(unit.reshape(value.shape), unusable, math.nan)}
+        width = torch.ones_like(value) if unit is None else unit.reshape(value.shape)
+        half = filled(self.reach * width, unusable, math.nan)
+        half = half + 4 * torch.finfo(value.dtype).eps * (value.abs() + half)
+        return {"lower": value - half, "upper": value + half}
+
+
+class PixelGraph(Graph):
+    """The same for every pixel: scores are maps (n, H, W)."""
+
+    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
+        super().__init__(reader, fitted, coverage, batch)
+        self.pixels, self.grid_of = reader.pixels, reader.grid_of
+
+    def _look(self, name: str, value: Any, batch: Batch, layer: str) -> Any:
+        reduce = self.sources[name].reduce
+        activation = activation_of(value, reduce, batch, layer, masked=False)
+        return (activation if reduce.how == "tokens" else activation.permute(0, 2, 3, 1)).clone()
+
+    def _rows(self, name: str, seen: Any, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        shape, patch = prediction.value.shape, 1 if self.sources[name].layer is None else self.pixels.patch
+        size = (shape[1], shape[2])
+        wrong = ~seen.isfinite()
+        vectors = LatentMap(seen.masked_fill(wrong, 0), patch, size).band(slice(None), 0, size[0])
+        touched = LatentMap(wrong.any(3, keepdim=True).float(), patch, size).band(slice(None), 0, size[0]) > 0
+        return self.head.reductions[name](vectors)[0], torch.where(touched.any(1).reshape(shape), math.nan, 0.0)
+
+    def _predict(self, output: Any, seen: Mapping[str, Any]) -> Prediction:
+        latent = self.pixels.resolution == "latent"
+        return self.task.predict_pixels(output, tuple(seen[self.grid_of].shape[1:3]) if latent else None)  # type: ignore[union-attr]
+
+    def _outputs(self, output: Any) -> Tensor:
+        return self.task.score_maps(output)  # type: ignore[union-attr]
+
+
+class Tails(nn.Module):
+    r"""The sum of all terms' tails (`combination.Tail`) as one sum over straight pieces, without a search for theirs.
+
+    .. math::
+        \sum_l w_l \Bigl( h_{l0} + \sum_i r_{li} \min(\max(t_{li}, 0), 1) \Bigr), \quad t_{li} = (s_l - k_{li}) / d_{li}
+
+    with knots k, their distances d and rises r; the last piece has no end.
+    """
+
+    knots: Tensor  # (terms, pieces), as the others
+    steep: Tensor  # 1 / d
+    most: Tensor  # 1, or inf for the last
+    rise: Tensor  # w r
+
+    def __init__(self, combination: Combination) -> None:
+        super().__init__()
+        self.names = list(combination.learnt)
+        tails = [tail for tail in combination.learnt.values() if isinstance(tail, Tail)]
+        most = max(len(tail.knots) for tail in tails)
+        rows: dict[str, list[Tensor]] = {"knots": [], "steep": [], "most": [], "rise": []}
+        for tail in tails:
+            knots, heights = (torch.tensor(part, dtype=torch.float64) for part in (tail.knots, tail.heights))
+            ones = torch.ones(len(knots) - 1)
+            ends = {"knots": knots, "steep": 1 / knots.diff(), "most": ones, "rise": heights.diff()}
+            last = {"steep": 1.0, "most": math.inf, "rise": tail.slope}
+            for name, part in ends.items():
+                whole = torch.cat([part, torch.tensor([last[name]])]) if name in last else part
+                whole = whole.double() * (tail.weight if name == "rise" else 1)
+                rows[name].append(pad(whole.clamp(max=1e300) if name == "steep" else whole, (0, most - len(knots))))
+        for name, parts in rows.items():
+            self.register_buffer(name, torch.stack(parts))
+        self.start = sum(tail.weight * tail.heights[0] for tail in tails)
+
+    def forward(self, scores: Mapping[str, Tensor]) -> Tensor:
+        """One score per row."""
+        each = torch.stack([scores[name] for name in self.names], dim=-1)
+        along = (each.double()[..., None] - self.knots) * self.steep  # (n, terms, pieces)
+        total = (along.clamp(min=0).minimum(self.most) * self.rise).sum((-2, -1)) + self.start
+        return total.clamp(max=torch.finfo(each.dtype).max).to(each.dtype)
+
+
+def copy_modules(model: nn.Module) -> nn.Module:
+    """The modules anew, in evaluation mode, around the same tensors, without gradients; wrappers are left out."""
+    root = find(model, [""])[""]
+    tensors: dict[int, Any] = {id(part): nn.Parameter(part.detach(), requires_grad=False) for part in root.parameters()}
+    try:
+        made = copy.deepcopy(root, {**tensors, **{id(part): part.detach() for part in root.buffers()}})
+    except Exception as error:
+        raise RuntimeError(
+            f"{type(root).__name__} cannot be copied, which exporting it takes: {error}. Keep what it holds beside its "
+            "layers, such as locks and open files, out of it."
+        ) from error
+    for module in list(made.modules()):
+        for name, child in module.named_children():
+            setattr(module, name, find(child, [""])[""])
+    return made.eval()
+
+
+def _prepare(name: str, term: FittedTerm) -> None:
+    """Raise where a term's method cannot be exported; lay out its factors otherwise."""
+    method = term.method
+    if getattr(method, "epsilon", 0):
+        raise NotImplementedError(f"{_called(method)} of {name!r} moves inputs by a gradient: use epsilon=0 to export.")
+    if not isinstance(method, DensityMethod):
+        return
+    density, marginal = method.fitted, method.prior.fitted
+    if not isinstance(density, GaussianMixture | JointMixture):
+        raise NotImplementedError(
+            f"{_called(method)} of {name!r} cannot be exported: give density=GaussianMixture() for classes, or "
+            "JointMixture() for numbers."
+        )
+    if isinstance(density, GaussianMixture) and isinstance(marginal, Categorical):
+        if not torch.equal(density.classes, marginal.support):
+            raise NotImplementedError(f"the density and the marginal of {name!r} know different classes: fit it again.")
+        density.classes = marginal.support  # one tensor: which classes are asked for need not be looked up
+        density.lay_out(WIDTH)
+
+
+def _called(method: nn.Module) -> str:
+    return type(method.fitted if isinstance(method, DensityMethod) else method).__name__

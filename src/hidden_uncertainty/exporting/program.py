@@ -1,0 +1,243 @@
+"""`export`: the network and its uncertainty as one graph, for torch or as a file for ONNX runtimes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..abilities import require
+from ..arrays import to_array
+from ..extract import Extractor, PixelExtractor
+from ..model.batches import Batch, leaves
+from ..model.capture import find
+from ..notes import note
+from ..scoring.fitted import Fitted
+from ..uncertainty import Uncertainty
+from ..version import __version__
+from .graph import Coverage, Graph, PixelGraph
+
+NEEDED = "pip install 'hidden-uncertainty[onnx]'"
+CLOSE = 1e-3  # of a score: what a file may differ by from the detector, with which it shares no kernel
+LARGEST = 1 << 31  # bytes that one file of this format can hold: larger graphs have their weights beside them
+
+
+def export(
+    detector: Any, example: Any, path: str | PathLike[str] | None = None, *, coverage: float | None = 0.9
+) -> torch.export.ExportedProgram:
+    """The network with its prediction, uncertainty, p-value and decision as one graph of a dynamic batch.
+
+    The graph's outputs, by name: `prediction`, `epistemic`; `aleatoric` where the method tells it; `p_value` where the
+    detector is calibrated, `surprising` where it has a threshold; for numbers `lower` and `upper`, where it was
+    calibrated with labels; `probabilities` where the detector tells them. Only the number of inputs may differ from the
+    example's: images and texts keep its size. The graph holds the network's weights, and the calibration scores.
+
+    Args:
+        detector: fitted.
+        example: one batch, as a loader gives it.
+        path: also write the graph to this file, for ONNX runtimes, and compare it with the detector on the example
+            where onnxruntime is installed. A file that was there is replaced in one step, or stays if anything fails.
+        coverage: of `lower` and `upper`; None leaves them out.
+
+    Example:
+        >>> from hidden_uncertainty import LatentDensity
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+        >>> detector = LatentDensity(model, "0", task="classification").fit([x[:400]], calibration=[x[400:]])
+        >>> program = export(detector, x[:2])
+        >>> sorted(program.module()(x[:50]))
+        ['aleatoric', 'epistemic', 'p_value', 'prediction']
+    """
+    if path is not None:
+        _require_onnx(Path(path))
+    require(detector, "export")
+    batch = detector.reader.called(example)
+    fitted = detector._fitted()
+    program = traced(detector, fitted, batch, coverage)
+    if path is not None:
+        _write(detector, fitted, program, batch, Path(path), coverage)
+    return program
+
+
+def traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
+    """The graph of a detector, traced with a batch."""
+    reader = detector.reader
+    if not isinstance(reader, Extractor):
+        raise NotImplementedError(f"this {type(detector).__name__} reads no network itself, so there is no graph.")
+    kind: Any = PixelGraph if isinstance(reader, PixelExtractor) else Graph
+    graph = kind(reader, fitted, coverage, batch)
+    count = batch.size
+
+    def dynamic(tensor: Tensor) -> Any:
+        return {0: torch.export.Dim.DYNAMIC} if tensor.dim() and tensor.shape[0] == count else None
+
+    def twice(tensor: Tensor) -> Tensor:  # torch.export takes a batch of one as a constant
+        return torch.cat([tensor, tensor]) if count == 1 and dynamic(tensor) else tensor
+
+    tensors = tensors_of(batch)
+    given, shapes = tuple(map(twice, tensors)), {"inputs": tuple(map(dynamic, tensors))}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(graph, given, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        network = type(detector.model).__name__
+        if "specialized it to be a constant" in str(error):
+            raise RuntimeError(
+                f"{network} takes no other number of inputs than the example's, {count}, once it is a graph: its "
+                "forward uses that as a constant. Write x.shape[0] for it, or -1 in a reshape, and not len(x)."
+            ) from error
+        raise RuntimeError(
+            f"{type(detector).__name__} cannot be exported: torch {torch.__version__} does not trace "
+            f"{graph.stage.name} of {network}. {first_line(error)} A graph has no branch on the values of tensors "
+            "and no numpy; change that, read another layer, or try a newer torch."
+        ) from error
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """The inputs of a graph: all tensors of a batch, in their order."""
+    return list(leaves((batch.args, batch.kwargs), Tensor))
+
+
+def input_names(detector: Any, batch: Batch) -> list[str]:
+    """What the network calls its inputs, one for each tensor of a batch, in their order."""
+    bound = inspect.signature(find(detector.model, [""])[""].forward).bind(*batch.args, **batch.kwargs)
+    names: list[str] = []
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        some = value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        for key, part in some.items():
+            found = list(leaves(part, Tensor))
+            names += [key] if len(found) == 1 else [f"{key}_{place}" for place in range(len(found))]
+    return names
+
+
+def _write(
+    detector: Any,
+    fitted: Fitted,
+    program: torch.export.ExportedProgram,
+    batch: Batch,
+    path: Path,
+    coverage: float | None,
+) -> None:
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir() or target.is_dir():
+        raise FileNotFoundError(f"'{path}' is a folder, or is in none: name a file in a folder that exists.")
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
+    try:
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
+    except Exception as error:
+        raise RuntimeError(
+            f"ONNX cannot hold the graph of {type(detector).__name__} around {type(detector.model).__name__}: "
+            f"{first_line(error)} Without a path, export gives the program for torch; a newer torch may write more."
+        ) from error
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    assert made is not None
+    model = made.model
+    symbol = str(_batch_size(program))
+    for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
+        shape: Any = value.shape or ()
+        for axis, size in enumerate(shape):
+            if not isinstance(size, int):
+                shape[axis] = str(size.value).replace(symbol, "batch")
+    for value, name in zip(model.graph.inputs, input_names(detector, batch), strict=True):
+        value.name = name
+    outputs = list(_outputs(program))
+    for value, name in zip(model.graph.outputs, outputs, strict=True):
+        value.name = name
+    about = {"version": __version__, "detector": type(detector).__name__, "task": detector.task.config()}
+    about |= {"layers": detector.layers, "threshold": fitted.threshold, "unit": detector.unit}
+    about |= {"calibrated": fitted.calibrated, "coverage": coverage if "lower" in outputs else None}
+    for name, known in about.items():
+        model.metadata_props[f"hidden_uncertainty.{name}"] = known if isinstance(known, str) else json.dumps(known)
+    size = sum(part.const_value.nbytes for part in model.graph.initializers.values() if part.const_value is not None)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        made.save(folder / target.name, external_data=size >= LARGEST)
+        _check(detector, batch, folder / target.name)
+        for part in sorted(folder.iterdir(), key=lambda part: part.name == target.name):  # the graph last
+            os.replace(part, target.parent / part.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(detector: Any, batch: Batch, path: Path) -> None:
+    """Raise where a file says other than the detector of a batch."""
+    try:
+        import onnxruntime
+    except ImportError:
+        note(f"{path.name} was not compared with the detector: onnxruntime is not installed. {NEEDED}")
+        return
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    given = dict(zip((each.name for each in session.get_inputs()), map(to_array, tensors_of(batch)), strict=True))
+    names = [each.name for each in session.get_outputs()]
+    found = dict(zip(names, session.run(names, given), strict=True))
+    off = difference(detector(batch), found)
+    if not off <= CLOSE:
+        raise RuntimeError(
+            f"the graph differs from the detector on the example: epistemic by {off:.2g} of the score, more than "
+            f"{CLOSE:g}. Nothing was written. Does the network give the same twice, in float32 or float64?"
+        )
+    note(f"{path.name}: onnxruntime and the detector differ by {off:.1e} of the epistemic score on the example.")
+
+
+def difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
+    """By how much epistemic scores differ at most, as a share of them, or of the median where they are smaller."""
+    ours, theirs = (np.asarray(part, dtype=np.float64) for part in (to_array(u.epistemic), found["epistemic"]))
+    known = np.isfinite(ours)
+    if not np.array_equal(known, np.isfinite(theirs)):
+        return float("inf")
+    sizes = np.abs(ours[known])
+    away = np.abs(ours - theirs, where=known, out=np.zeros_like(ours))[known] if known.any() else np.zeros(1)
+    return float((away / np.maximum(sizes, np.median(sizes) or 1.0)).max()) if known.any() else 0.0
+
+
+def _outputs(program: torch.export.ExportedProgram) -> Any:
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    return pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+
+
+def _batch_size(program: torch.export.ExportedProgram) -> Any:
+    """A symbol, or a number where the network takes no other."""
+    given = set(program.graph_signature.user_inputs)
+    found = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in given)
+    return next(value.shape[0] for value in found if isinstance(value, Tensor))
+
+
+def _require_onnx(path: Path) -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < (2, 7):
+        raise RuntimeError(f"torch {torch.__version__} is too old to write '{path}': ONNX needs 2.7 or newer.")
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"'{path}' is a file for ONNX runtimes, which takes onnx and onnxscript: {NEEDED}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, as a sentence."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
