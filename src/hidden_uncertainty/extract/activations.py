@@ -40,7 +40,7 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
     traced = torch.compiler.is_compiling()  # a graph does not branch on what it is given
     if real is None or (not traced and bool(real.all())):
         return activation
-    if real.shape[0] == samples and real.numel() == activation.shape[:-1].numel():
+    if real.dim() != activation.dim() - 1 and real.numel() == activation.shape[:-1].numel():
         real = real.reshape(activation.shape[:-1])  # such as (n, 1, 1, T)
     if real.shape != activation.shape[:-1]:
         raise ValueError(
