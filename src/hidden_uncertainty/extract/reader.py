@@ -118,6 +118,8 @@ class Reader:
         return map(self._named, batches(loader, self.unpack, device_of(self.model), dtype_of(self.model)))
 
     def _named(self, batch: Batch) -> Batch:
+        if len(batch.args) + len(batch.kwargs) < 2:  # a mask comes beside what it masks
+            return batch
         return replace(batch, names=names_of(next(named(self.model))[1]))
 
     @contextmanager
