@@ -24,7 +24,7 @@ import math, sys, time, torch
 from hidden_uncertainty import GaussianMixture, threads
 count, rows, alone = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "alone"
 if alone:
-    threads.LONGEST = math.inf
+    threads.LONGEST, threads.LEAST = math.inf, 0.0
 torch.set_num_threads(count)
 random = torch.Generator().manual_seed(0)
 y = torch.arange(rows) % 10

@@ -16,12 +16,13 @@ def two():
     torch.set_num_threads(before)
 
 
-def used(monkeypatch, seconds):
-    """How many threads a fit uses where a small operation takes so long."""
+def used(monkeypatch, seconds, cores=2.0, rows=4):
+    """How many threads a fit uses where a small operation takes so long, and so many cores are to be had."""
     seen = []
     monkeypatch.setattr(threads, "_seconds", lambda: seconds)
+    monkeypatch.setattr(threads, "_cores", lambda: cores)
     monkeypatch.setattr(GaussianMixture, "_fit", lambda self, z, y: seen.append(torch.get_num_threads()))
-    GaussianMixture().fit(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    GaussianMixture().fit(torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.long))
     return seen
 
 
@@ -29,6 +30,22 @@ def used(monkeypatch, seconds):
 def test_a_fit_takes_one_thread_where_several_wait(monkeypatch):
     assert used(monkeypatch, 0.03) == [1] and torch.get_num_threads() == 2
     assert used(monkeypatch, 1e-5) == [2] and torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_a_large_fit_takes_one_thread_where_there_is_no_core_for_the_other(monkeypatch):
+    assert used(monkeypatch, 1e-5, cores=1.1, rows=1 << 19) == [1]
+    assert used(monkeypatch, 1e-5, cores=1.9, rows=1 << 19) == [2]
+    assert used(monkeypatch, 1e-5, cores=1.1, rows=4) == [2]  # of small ones this would take longer than the fit
+
+
+def test_cores_are_those_that_threads_get():
+    with_one = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert 0 < threads._cores() < 1.5
+    finally:
+        torch.set_num_threads(with_one)
 
 
 @pytest.mark.usefixtures("two")
@@ -49,5 +66,5 @@ def test_what_is_measured_is_the_mean_time_of_an_operation(monkeypatch):
 def test_one_thread_is_not_measured(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(threads, "_seconds", lambda: pytest.fail("measured"))
-    with threads.helpful_threads():
+    with threads.helpful_threads(1 << 30):
         pass

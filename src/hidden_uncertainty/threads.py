@@ -12,11 +12,17 @@ from .notes import note
 
 TRIES = 8
 LONGEST = 5e-4  # seconds that a small operation may take on average: on a quiet core it is a hundredth of that
+LARGE = 1 << 20  # numbers to fit to, from which on the share of the cores is measured, which takes longer
+PROBE = 0.02  # seconds that this takes
+LEAST = 0.7  # of the threads' cores
 
 
 @contextmanager
-def helpful_threads() -> Iterator[None]:
+def helpful_threads(size: int) -> Iterator[None]:
     """Run a block of many small operations on one thread, where several are slower: where other work has the cores.
+
+    Args:
+        size: how many numbers are fitted to.
 
     The threads of one operation end together. Where one of them waits for its core, the others spin until their own
     time is up, so that an operation takes as long as the system lets a process run. The environment variable
@@ -24,13 +30,13 @@ def helpful_threads() -> Iterator[None]:
 
     Example:
         >>> threads = torch.get_num_threads()
-        >>> with helpful_threads():
+        >>> with helpful_threads(size=1000):
         ...     few = torch.get_num_threads()
         >>> few in (1, threads), torch.get_num_threads() == threads
         (True, True)
     """
     threads = torch.get_num_threads()
-    if threads == 1 or _seconds() < LONGEST:
+    if threads == 1 or (_seconds() < LONGEST and (size < LARGE or _cores() >= LEAST * threads)):
         yield
         return
     note(
@@ -51,3 +57,12 @@ def _seconds() -> float:
     for _ in range(TRIES):
         x.add_(1.0)
     return (time.perf_counter() - start) / TRIES
+
+
+def _cores() -> float:
+    """How many cores all threads together get."""
+    x = torch.zeros(LARGE, device="cpu")
+    start, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < PROBE:
+        x.sin_()
+    return (time.process_time() - used) / (time.perf_counter() - start)

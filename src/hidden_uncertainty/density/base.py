@@ -44,8 +44,9 @@ class Density(nn.Module, ABC):
         """
         if progress is not None:
             deprecated("fit(progress=)", "hidden_uncertainty.progress.bars")
-        with bars(progress), helpful_threads():
-            return self._fit(to_tensor(z), to_tensor(y))
+        z = to_tensor(z)
+        with bars(progress), helpful_threads(z.numel()):
+            return self._fit(z, to_tensor(y))
 
     @property
     def sums(self) -> Sums | None:
