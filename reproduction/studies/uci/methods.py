@@ -111,6 +111,7 @@ def score(parts: Parts, networks: Networks, seed: int, *, quick: bool = False) -
     found = {
         "latent-prediction": _latent(parts, network, None, "prediction"),
         "latent-label": _latent(parts, network, None, "label"),
+        "outputs-label": _latent(parts, network, None, "label", "output"),
     }
     if few:
         flow = ConditionalFlow(max_epochs=20 if quick else None, seed=seed)
@@ -132,9 +133,11 @@ def score(parts: Parts, networks: Networks, seed: int, *, quick: bool = False) -
     return found
 
 
-def _latent(parts: Parts, network: MLP, density: Density | None, condition: Condition) -> Scored:
-    """A density of the penultimate layer."""
-    detector = LatentDensity(network, network.penultimate, density, task=TASK, condition=condition)
+def _latent(
+    parts: Parts, network: MLP, density: Density | None, condition: Condition, layer: str | None = None
+) -> Scored:
+    """A density of a layer, by default of the penultimate one."""
+    detector = LatentDensity(network, layer or network.penultimate, density, task=TASK, condition=condition)
     detector.fit(parts.fit.batches(), calibration=parts.calibration.batches())
     u = detector.predict(parts.test.batches())
     low, high = detector.interval(u, COVERAGE)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hidden_uncertainty.plots.style import COLOURS, GREY, INK, dress
 
-MARKS = "osD^vP*"  # as many as colours, to read without them
+MARKS = "osD^vP*X"  # one per method, to read without colours
 
 
 class Panel(NamedTuple):

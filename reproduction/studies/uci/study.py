@@ -108,6 +108,7 @@ def _settings(sizes: dict[str, Any], epochs: int) -> dict[str, Any]:
         "network": f"perceptron, hidden layers {list(HIDDEN)}, mean and log-variance, penultimate layer",
         "training": {rows: options(n, epochs) for rows, n in (("below 2,000 rows", 0), ("from 2,000 rows", 2000))},
         "latent-prediction, latent-label": "LatentDensity with its defaults, on the network that `network` is",
+        "outputs-label": "the same, on the two numbers that the network returns: its mean and log-variance",
         "flow-label": f"with ConditionalFlow and its defaults, where there are at most {MOST_ROWS:,} rows to fit",
         "network's aleatoric": "the variance that it predicts",
         "ensemble": f"{MEMBERS} networks: mean variance, and variance of means",

@@ -15,7 +15,7 @@ from reproduction.studies.uci import methods
 from reproduction.studies.uci.picture import PANELS, draw
 from reproduction.studies.uci.study import _measure, _row, run
 
-LATENT = ("latent-prediction", "latent-label")
+LATENT = ("latent-prediction", "latent-label", "outputs-label")
 BOTH = (*LATENT, "ensemble", "mc-dropout")
 SLOW = ("flow-label", "gaussian-process")
 
