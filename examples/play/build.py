@@ -1,7 +1,7 @@
 """Build the page in which one draws digits: train, fit, export, and put everything that it needs into one folder.
 
-    python examples/play/build.py --out FOLDER     # a folder for any static web server
-    python examples/play/build.py --serve          # the same, into examples/play/site, and serve it on this machine
+python examples/play/build.py --out FOLDER     # a folder for any static web server
+python examples/play/build.py --serve          # the same, into examples/play/site, and serve it on this machine
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ ort.env.wasm.numThreads = 1; // threads need headers that a plain server does no
 
 const CLASSES = 10;
 const TORN = 0.15; // a digit with at least this probability is named
-const about = await (await fetch("detector.json")).json();
+let about; // what build.py wrote of the detector: its threshold, and how good it is
 
 // ---------------------------------------------------------------------------------------- the network and its detector
 
@@ -144,11 +144,11 @@ function trace(texts) {
 /** Of fours whose top is more or less closed, the one that is most between a 4 and a 9, and known. */
 async function between() {
   const fours = [];
-  for (let top = 20; top <= 50; top += 5) {
-    for (const middle of [42, 46, 50]) {
-      for (const right of [62, 69, 76]) {
-        const hook = `${top},6 ${22 + 0.3 * (top - 20)},30 20,${middle}`;
-        fours.push(trace([hook, `20,${middle} ${right},${middle}`, `${right},6 ${right - 2},94`]));
+  for (const open of [24, 28, 32, 36, 40, 44, 48]) {
+    for (const middle of [49, 52, 55]) {
+      for (const stem of [12, 16, 20]) {
+        const hook = `${open},8 ${21 + 0.35 * (open - 21)},32 21,${middle}`;
+        fours.push(trace([hook, `21,${middle} 70,${middle}`, `70,${stem} 61,94`]));
       }
     }
   }
@@ -270,7 +270,8 @@ function show(found) {
   announcement = setTimeout(() => {
     const numbers = found ? ` Surprise ${score.toFixed(1)}, threshold ${about.threshold.toFixed(1)}.` : "";
     $("status").textContent = `${said.known}. ${said.text}${numbers}`;
-    $("pad").ariaLabel = found ? `Drawing area. ${said.known}.` : "Drawing area, empty. Draw, or choose an example below.";
+    const label = found ? `Drawing area. ${said.known}.` : "Drawing area, empty. Draw, or choose an example below.";
+    $("pad").setAttribute("aria-label", label);
   }, 400);
 }
 
@@ -338,11 +339,12 @@ for (let i = 0; i < CLASSES; i++) {
   row.innerHTML = `<span>${i}</span><div class="track" aria-hidden="true"><i></i></div><span></span>`;
   $("bars").append(row);
 }
-$("threshold").textContent = `threshold ${about.threshold.toFixed(1)}`;
-$("about").textContent =
-  `The network was trained on ${about.train} digits, and is right on ${percent(about.accuracy)} of ${about.test} others; ` +
-  `${percent(about.alarms)} of those surprise it, where ${percent(about.false_alarm)} were asked for.`;
 try {
+  about = await (await fetch("detector.json")).json();
+  $("threshold").textContent = `threshold ${about.threshold.toFixed(1)}`;
+  $("about").textContent =
+    `The network was trained on ${about.train} digits, and is right on ${percent(about.accuracy)} of ${about.test} others; ` +
+    `${percent(about.alarms)} of those surprise it, where ${percent(about.false_alarm)} were asked for.`;
   await session;
   listen();
   await update();

@@ -68,7 +68,7 @@ def test_a_drawn_digit_is_known_and_a_scribble_is_not(page):
 
     page.find_element("id", "clear").click()
     wait(page, lambda: status(page).startswith("Draw a digit."))
-    draw(page, trace(SCRIBBLES["spiral"]))
+    draw(page, trace(SCRIBBLES["zigzag"]))
     assert status(page).startswith("Unlike anything seen. It would still say ")
     assert surprise(page) > threshold(page) > digit
 
@@ -109,7 +109,12 @@ def test_examples_and_changes_by_keyboard_alone(page):
 @needs_site
 def test_drawn_digits_are_mostly_known_letters_and_scribbles_are_not(page):
     rng = np.random.default_rng(0)
-    drawn = {(label, way, hand): trace(DIGITS[label][way], rng) for label in range(10) for way in range(4) for hand in range(3)}
+    drawn = {
+        (label, way, hand): trace(DIGITS[label][way], rng)
+        for label in range(10)
+        for way in range(4)
+        for hand in range(3)
+    }
     found = judge(page, list(drawn.values()))
     right = np.array([each["prediction"] == label for each, (label, _, _) in zip(found, drawn, strict=True)])
     known = np.array([not each["surprising"] for each in found])
@@ -118,7 +123,9 @@ def test_drawn_digits_are_mostly_known_letters_and_scribbles_are_not(page):
     print(f"other ways: {right[later].mean():.0%} right, {(right & known)[later].mean():.0%} right and known")
     assert right.mean() >= 0.9 and (right & known).mean() >= 0.8 and (known & ~right).mean() <= 0.05
     for name, shapes in {"letters": LETTERS, "scribbles": SCRIBBLES}.items():
-        strange = [each["surprising"] for each in judge(page, [trace(s, rng) for s in shapes.values() for _ in range(3)])]
+        strange = [
+            each["surprising"] for each in judge(page, [trace(s, rng) for s in shapes.values() for _ in range(3)])
+        ]
         print(f"{name}: {np.mean(strange):.0%} of {len(strange)} surprising")
         assert np.mean(strange) >= 0.8
 
@@ -151,20 +158,20 @@ def test_images_do_not_depend_on_place_size_or_slant(page):
     assert np.abs(np.subtract(leaning, plain)).mean() < 0.05
     assert empty is None and np.isfinite(dot).all() and max(dot) > 0.9
     bar = np.reshape(call(page, "page.toImage(given)", trace(["50,10 50,90"])), (8, 8))
-    assert (bar[:, 3:5] == 1).all() and (bar[:, [0, 1, 6, 7]] == 0).all() and np.array_equal(bar, bar[:, ::-1])
+    assert (bar[1:7, 3:5] == 1).all() and (bar[:, [0, 1, 6, 7]] == 0).all() and bar[[0, 7]].any(axis=1).all()
 
 
 @needs_browser
 @needs_site
-def test_a_phone_shows_everything_without_scrolling_sideways(url, tmp_path):
-    with browser(tmp_path, width=390, height=844, dark=True) as driver:
-        driver.get(url)
-        wait(driver, lambda: status(driver) != "")
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
-        verdict = driver.execute_script("return document.querySelector('.verdict').getBoundingClientRect().bottom")
-        assert verdict <= 844  # drawing and verdict are on one screen
-        sizes = "return [...document.querySelectorAll('button')].map((b) => b.getBoundingClientRect().height)"
-        assert min(driver.execute_script(sizes)) >= 44  # a finger's width
+def test_a_phone_shows_everything_without_scrolling_sideways(page):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    draw(page, trace(DIGITS[2][2]))
+    assert page.execute_script("return document.documentElement.scrollWidth") <= 390
+    verdict = page.execute_script("return document.querySelector('.verdict').getBoundingClientRect().bottom")
+    assert verdict <= 844  # drawing and verdict are on one screen
+    heights = "return [...document.querySelectorAll('button')].map((b) => b.getBoundingClientRect().height)"
+    assert min(page.execute_script(heights)) >= 44  # a finger's width
 
 
 def test_a_machine_without_npm_is_told_what_to_install(tmp_path, monkeypatch):
@@ -237,7 +244,10 @@ def draw(driver, strokes):
     before = status(driver)
     actions = ActionBuilder(driver, duration=2)
     for stroke in strokes:
-        points = [(round(box["x"] + x * box["width"]), round(box["y"] + y * box["height"])) for x, y in stroke[::2]]
+        points = [
+            (round(box["x"] + x * box["width"]), round(box["y"] + y * box["height"]))
+            for x, y in [*stroke[::3], stroke[-1]]
+        ]
         actions.pointer_action.move_to_location(*points[0]).pointer_down()
         for point in points[1:]:
             actions.pointer_action.move_to_location(*point)
