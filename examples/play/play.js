@@ -97,7 +97,8 @@ function extent(points) {
 
 // ----------------------------------------------------------------------------------------------------------- examples
 
-// Strokes by the points that they go through, in hundredths of the area.
+// Strokes by the points that they go through, in hundredths of the area above the button that clears it.
+const CORNER = [0.07, 0.04], ROOM = 0.86;
 const DIGITS = [
   ["50,8 26,30 24,65 48,92 72,70 74,32 50,8"],
   ["34,28 52,10", "52,10 52,90"],
@@ -128,7 +129,7 @@ const shown = { digit: 2, letter: -1, scribble: -1 };
 /** Strokes from the texts above: smooth curves, and lines where there are two points. */
 function trace(texts) {
   return texts.map((text) => {
-    const points = text.split(" ").map((pair) => pair.split(",").map((number) => number / 100));
+    const points = text.split(" ").map((pair) => pair.split(",").map((number, axis) => CORNER[axis] + (ROOM * number) / 100));
     const at = (i) => points[Math.min(Math.max(i, 0), points.length - 1)];
     const curve = points.slice(1).flatMap((_, i) => Array.from({ length: 10 }, (_, step) => {
       const t = step / 10, ends = [at(i - 1), at(i), at(i + 1), at(i + 2)];
@@ -343,7 +344,7 @@ try {
   about = await (await fetch("detector.json")).json();
   $("threshold").textContent = `threshold ${about.threshold.toFixed(1)}`;
   $("about").textContent =
-    `The network was trained on ${about.train} digits, and is right on ${percent(about.accuracy)} of ${about.test} others; ` +
+    `The network was trained on ${about.train.toLocaleString("en")} digits, and is right on ${percent(about.accuracy)} of ${about.test} others; ` +
     `${percent(about.alarms)} of those surprise it, where ${percent(about.false_alarm)} were asked for.`;
   await session;
   listen();
