@@ -1,4 +1,4 @@
-// Draw, and see what a network and its detector say of it. The graph in detector.onnx holds both; no request leaves the page.
+// Draw, and see what a network and its detector say of it. detector.onnx holds both; no request leaves the page.
 import * as ort from "./ort/ort.wasm.bundle.min.mjs";
 
 ort.env.wasm.numThreads = 1; // threads need headers that a plain server does not send
@@ -26,13 +26,13 @@ export async function judge(images) {
   }));
 }
 
-// -------------------------------------------------------------------------------------------- from strokes to 8×8 pixels
+// ------------------------------------------------------------------------------------------ from strokes to 8×8 pixels
 
 // The digits of scikit-learn are bitmaps of 32×32 that were counted in blocks of 4×4. Before that, each was sheared
 // until the left ends of its top and bottom stood above each other, stretched to 20×32, and thinned or thickened to
 // about the same ink. We do this with strokes, so that a drawing looks to the network as its training data did.
 const SIDE = 32, WIDTH = 20, INK = 330; // pixels
-const WIDER = 1.4, TALLER = 1.8; // how far one direction may be stretched more than the other: a 1 does not get as wide as a 0
+const WIDER = 1.4, TALLER = 1.8; // one direction is not stretched more than so: a 1 does not get as wide as a 0
 const THIN = 1.2, THICK = 4.5; // radius of the pen, in pixels
 const SMALLEST = 0.05; // of the drawing area: less is a dot
 const STEP = 0.008; // of the drawing area, between two points of a stroke
@@ -48,7 +48,7 @@ export function toImage(strokes) {
     let across = (WIDTH - 2 * radius) / width, down = (SIDE - 2 * radius) / height;
     across = Math.min(across, WIDER * down);
     down = Math.min(down, TALLER * across);
-    const place = ([x, y]) => [(x - (left + right) / 2) * across + SIDE / 2, (y - (top + bottom) / 2) * down + SIDE / 2];
+    const place = ([x, y]) => [SIDE / 2 + across * (x - (left + right) / 2), SIDE / 2 + down * (y - (top + bottom) / 2)];
     distances = distancesTo(lines.map((line) => line.map(place)));
     radius = Math.min(Math.max(distances.slice().sort()[INK - 1], THIN), THICK);
   }
@@ -129,7 +129,8 @@ const shown = { digit: 2, letter: -1, scribble: -1 };
 /** Strokes from the texts above: smooth curves, and lines where there are two points. */
 function trace(texts) {
   return texts.map((text) => {
-    const points = text.split(" ").map((pair) => pair.split(",").map((number, axis) => CORNER[axis] + (ROOM * number) / 100));
+    const place = (number, axis) => CORNER[axis] + (ROOM * number) / 100;
+    const points = text.split(" ").map((pair) => pair.split(",").map(place));
     const at = (i) => points[Math.min(Math.max(i, 0), points.length - 1)];
     const curve = points.slice(1).flatMap((_, i) => Array.from({ length: 10 }, (_, step) => {
       const t = step / 10, ends = [at(i - 1), at(i), at(i + 1), at(i + 2)];
@@ -228,14 +229,12 @@ const list = (items) => (items.length > 1 ? `${items.slice(0, -1).join(", ")} an
 /** What a judgement is in words. */
 export function words(found) {
   const answer = `${found.prediction} (${percent(found.probabilities[found.prediction])})`;
+  const article = found.prediction === 8 ? "an" : "a";
   const named = found.probabilities.map((p, i) => [p, i]).filter(([p]) => p >= TORN).map(([, i]) => i);
   const torn = named.length > 1;
   const doubt = torn ? `Torn between ${list(named)}` : "Not ambiguous";
-  return {
-    known: found.surprising ? "Unlike anything seen" : "Known",
-    torn,
-    text: found.surprising ? `It would still say ${answer}. ${doubt}.` : torn ? `${doubt}. It says ${answer}.` : `It is ${found.prediction === 8 ? "an" : "a"} ${answer}. ${doubt}.`,
-  };
+  if (found.surprising) return { known: "Unlike anything seen", torn, text: `It would still say ${answer}. ${doubt}.` };
+  return { known: "Known", torn, text: torn ? `${doubt}. It says ${answer}.` : `It is ${article} ${answer}. ${doubt}.` };
 }
 
 let announcement;
@@ -344,8 +343,9 @@ try {
   about = await (await fetch("detector.json")).json();
   $("threshold").textContent = `threshold ${about.threshold.toFixed(1)}`;
   $("about").textContent =
-    `The network was trained on ${about.train.toLocaleString("en")} digits, and is right on ${percent(about.accuracy)} of ${about.test} others; ` +
-    `${percent(about.alarms)} of those surprise it, where ${percent(about.false_alarm)} were asked for.`;
+    `The network was trained on ${about.train.toLocaleString("en")} digits, and is right on ` +
+    `${percent(about.accuracy)} of ${about.test} others; ${percent(about.alarms)} of those surprise it, where ` +
+    `${percent(about.false_alarm)} were asked for.`;
   await session;
   listen();
   await update();
