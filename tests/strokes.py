@@ -15,8 +15,8 @@ def _arc(x: float, y: float, wide: float, high: float, start: float, end: float)
     return " ".join(f"{x + wide * math.cos(a)},{y + high * math.sin(a)}" for a in angles)
 
 
-# Four ways of writing each digit. The first two were looked at while the page's preparation of images was chosen; the
-# others were not.
+# Four ways of writing each digit. How the page prepares images was chosen by the first two; how far it stretches them
+# upwards, and how long the network is trained, by all four, the letters and the scribbles. None of it is a fresh test.
 DIGITS: list[list[list[str]]] = [
     [
         [_arc(50, 50, 30, 45, -90, -450)],
