@@ -2,10 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench bench-gpu bench-growth audit clean
+.PHONY: demo play test lint bench bench-gpu bench-growth audit clean
 
 demo: .venv/ready
 	$(BIN)/hidden-uncertainty demo
+
+# A page in which one draws digits, at http://localhost:8000; npm fetches its runtime.
+play: .venv/ready
+	$(BIN)/python examples/play/build.py --serve
 
 # A process per core, whose threads would spin while they wait for each other: a fifth of the CPU time of density tests.
 test: .venv/ready
@@ -45,4 +49,4 @@ audit: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output compare-output
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output compare-output examples/play/site examples/play/node_modules
