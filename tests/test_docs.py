@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
+from matplotlib import image
 
 from hidden_uncertainty.abilities import ABILITIES
-from pages import FENCE, ROOT, STAND_INS, examples, run, same
+from pages import FENCE, ROOT, STAND_INS, examples, pictures, run, same
 from reproduction.studies import NAMES
 
 PAGES = [page for folder in ("docs", "bench", ".") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
@@ -24,6 +25,9 @@ def test_code_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
         assert same(found, example.prints, about=example.about), (
             f"line {example.line} printed what follows; if that is right, run python tests/pages.py {page}\n{found}"
         )
+    for picture in pictures(page):
+        drawn = [image.imread(file).shape for file in (picture.name, picture)]
+        assert drawn[0] == drawn[1], f"run python tests/pages.py {page}: {picture.name} is of another size"
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("examples/*.py")), ids=lambda script: script.stem)
