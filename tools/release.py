@@ -122,22 +122,20 @@ def metadata() -> Iterator[tuple[bool, str]]:
 
 def installs(python: str, folder: Path) -> Iterator[tuple[bool, str]]:
     """The wheel installs into an empty environment, where the command and the README's first lines run."""
-    found = shutil.which(f"python{python}")
-    if found is None:
-        print(f"   not checked: there is no python{python} on this machine")
-        return
     print(f"   installing into an empty environment of Python {python}", flush=True)
-    _run(found, "-m", "venv", str(folder))
+    found = shutil.which(f"python{python}")  # pyenv has one that does not run, unless PYENV_VERSION names it
+    if found is None or subprocess.run([found, "-m", "venv", str(folder)], capture_output=True).returncode:
+        yield False, f"Python {python}: python{python} does not run on this machine, so nothing was checked"
+        return
     own = str(folder / "bin/python")
     _run(own, "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), str(_wheel()))
     shown = _run(str(folder / "bin/hidden-uncertainty"), "--help", cwd=folder)
     yield "Usage" in shown, f"Python {python}: hidden-uncertainty --help"
     first = examples((ROOT / "README.md").read_text(encoding="utf-8"))[0]
     printed = _run(own, "-c", first.code, cwd=folder)
-    yield (
-        same(printed, first.prints, about=first.about),
-        f"Python {python}: the first lines of the README print\n{printed}",
-    )
+    right = same(printed, first.prints, about=first.about)
+    yield right, f"Python {python}: the first lines of the README" + ("" if right else f", but they print\n{printed}")
+    shutil.rmtree(folder)
 
 
 def _told(found: Iterator[tuple[bool, str]]) -> list[str]:
