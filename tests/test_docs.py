@@ -15,6 +15,7 @@ from reproduction.studies import NAMES
 PAGES = [page for folder in ("docs", "bench", ".") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and examples(page.read_text(encoding="utf-8"))]
 MADE_BY_DEMO = ROOT / "docs/images/demo.png"
+NAV = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -68,11 +69,11 @@ def test_commands_of_the_reproduction_exist():
     assert set(re.findall(r"python -m reproduction ([\w-]+)", text)) <= {*NAMES, "data", "NAME"}
 
 
-@pytest.mark.parametrize("source", ["README.md", "docs/index.md"])
-def test_every_page_is_listed(source):
-    linked = LINK.findall((ROOT / source).read_text(encoding="utf-8"))
-    found = {((ROOT / source).parent / target.partition("#")[0]).resolve() for target in linked}
-    assert {page for page in ROOT.glob("docs/*.md") if page.stem != "index"} <= found
+def test_every_page_is_listed():
+    pages = {path for path in ROOT.glob("docs/*.md") if path.stem != "index"}
+    linked = LINK.findall((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert pages <= {(ROOT / "docs" / target.partition("#")[0]).resolve() for target in linked}
+    assert pages <= {ROOT / target for target in re.findall(r"docs/\S+\.md$", NAV, re.MULTILINE)}
 
 
 @pytest.mark.parametrize(
