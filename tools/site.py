@@ -25,9 +25,17 @@ from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src/hidden_uncertainty"
-PLAY = ROOT / "build/play"  # python examples/play/build.py --out build/play
+PLAY = ROOT / "examples/play/site"  # what python examples/play/build.py writes
 ADDRESSES = {"README.md": "index", "docs/index.md": "contents/index"}
-EXTRA = ("*.md", "bench/RESULTS.md", "results/*.md", "results/*.png", "results/**/*.json", "examples/*.py")
+EXTRA = (
+    "*.md",
+    "bench/RESULTS.md",
+    "results/*.md",
+    "results/*.png",
+    "results/**/*.json",
+    "examples/*.py",
+    "examples/*/*.py",
+)
 API = {  # the pages of the reference, in the order in which a batch meets them
     "": "What most users need",
     "baselines": "Other methods",
