@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo play test lint bench bench-gpu bench-growth audit clean
+.PHONY: demo play test lint docs site release bench bench-gpu bench-growth audit clean
 
 demo: .venv/ready
 	$(BIN)/hidden-uncertainty demo
@@ -20,6 +20,18 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# The documentation at http://127.0.0.1:8000, written anew when a page changes.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+site: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What a version must pass before it is published; says what is missing.
+release: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build twine
+	$(BIN)/python tools/release.py
 
 bench: .venv/peers/ready
 	PYTHONPATH=.venv/peers $(BIN)/python -m bench; slower=$$?; $(BIN)/python -m bench.render; exit $$slower
@@ -49,4 +61,5 @@ audit: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output compare-output examples/play/site examples/play/node_modules
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output compare-output site dist
+	rm -rf examples/play/site examples/play/node_modules

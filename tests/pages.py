@@ -1,7 +1,9 @@
-"""Run the Python of a page; `python tests/pages.py PAGE ...` writes what it prints into the page.
+"""Run the Python of a page; `python tests/pages.py PAGE ...` writes what it prints, and draws, into the page.
 
 A block of `text` right after a block of `python` is what that block prints. In `text about`, numbers may be a little
 different: those of a trained network are, from one machine to another.
+
+Pictures that a page shows as `images/PAGE-NAME.png` are those that its code saves as `PAGE-NAME.png`.
 
 Packages that a page is about and the tests do not need come from `stand_ins`: small ones with the same interface.
 """
@@ -12,6 +14,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import sys
 import tempfile
 import warnings
@@ -53,6 +56,12 @@ def examples(text: str) -> list[Example]:
             place = slice(fence.start(3), fence.end(3))
             found[-1] = found[-1]._replace(prints=body, about=flag.strip() == "about", place=place)
     return found
+
+
+def pictures(page: Path) -> list[Path]:
+    """The pictures of a page that its own code draws: they begin with the name of the page."""
+    shown = re.findall(r"\]\((images/[^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [page.parent / path for path in shown if Path(path).name.startswith(f"{page.stem}-")]
 
 
 def run(page: Path) -> Iterator[tuple[Example, str]]:
@@ -109,6 +118,8 @@ def write(page: Path) -> None:
         if example.place is not None and not same(found, example.prints, about=example.about):
             text = text[: example.place.start] + found + text[example.place.stop :]
     page.write_text(text, encoding="utf-8")
+    for picture in pictures(page):
+        shutil.copyfile(picture.name, picture)
 
 
 if __name__ == "__main__":

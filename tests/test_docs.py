@@ -6,14 +6,16 @@ import sys
 
 import pytest
 import torch
+from matplotlib import image
 
 from hidden_uncertainty.abilities import ABILITIES
-from pages import FENCE, ROOT, STAND_INS, examples, run, same
+from pages import FENCE, ROOT, STAND_INS, examples, pictures, run, same
 from reproduction.studies import NAMES
 
 PAGES = [page for folder in ("docs", "bench", ".") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and examples(page.read_text(encoding="utf-8"))]
 MADE_BY_DEMO = ROOT / "docs/images/demo.png"
+NAV = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -24,6 +26,9 @@ def test_code_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
         assert same(found, example.prints, about=example.about), (
             f"line {example.line} printed what follows; if that is right, run python tests/pages.py {page}\n{found}"
         )
+    for picture in pictures(page):
+        drawn = [image.imread(file).shape for file in (picture.name, picture)]
+        assert drawn[0] == drawn[1], f"run python tests/pages.py {page}: {picture.name} is of another size"
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("examples/*.py")), ids=lambda script: script.stem)
@@ -64,11 +69,11 @@ def test_commands_of_the_reproduction_exist():
     assert set(re.findall(r"python -m reproduction ([\w-]+)", text)) <= {*NAMES, "data", "NAME"}
 
 
-@pytest.mark.parametrize("source", ["README.md", "docs/index.md"])
-def test_every_page_is_listed(source):
-    linked = LINK.findall((ROOT / source).read_text(encoding="utf-8"))
-    found = {((ROOT / source).parent / target.partition("#")[0]).resolve() for target in linked}
-    assert {page for page in ROOT.glob("docs/*.md") if page.stem != "index"} <= found
+def test_every_page_is_listed():
+    pages = {path for path in ROOT.glob("docs/*.md") if path.stem != "index"}
+    linked = LINK.findall((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert pages <= {(ROOT / "docs" / target.partition("#")[0]).resolve() for target in linked}
+    assert pages <= {ROOT / target for target in re.findall(r"docs/\S+\.md$", NAV, re.MULTILINE)}
 
 
 @pytest.mark.parametrize(
