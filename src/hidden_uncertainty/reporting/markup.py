@@ -68,7 +68,7 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> H
     """A table with a caption; the first column names the rows."""
     body = [tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in rest)) for first, *rest in rows]
     top = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))) if head else None
-    parts = tag("caption", caption), top, tag("tbody", *body)
+    parts = tag("caption", tag("span", caption)), top, tag("tbody", *body)
     # What scrolls can be reached by keyboard.
     return tag("div", tag("table", *parts), class_="wide", tabindex="0", role="group", aria_label=caption)
 

@@ -51,13 +51,14 @@ def fitted(detector: Detector, scored: Scored, what: str) -> Html:
     for name, term in head.terms.items():
         asked, method = detector.terms[name], term.method
         read = "the network’s outputs" if asked.layer is None else f"the {asked.reduce.read} of {asked.layer}"
-        by = repr(method.fitted) if isinstance(method, DensityMethod) else type(method).__name__.removesuffix("Method")
+        by = method.fitted if isinstance(method, DensityMethod) else method
+        by = type(by).__name__.removesuffix("Method") + (f" ({by.extra_repr()})" if by.extra_repr() else "")
         weight = f"{weights(detector).get(name, 0.0):.2f}"
         place = where.get((asked.layer, asked.reduce.read), "at the end" if asked.layer is None else "named")
         rows.append([name, read, _reduced(term.reduction, asked), by, weight, place])
     n = 0 if head.calibration is None else len(head.calibration.scores)
     calibrations = {
-        "unseen": f"{n:,} {what} that the network was not trained on. False-alarm rates hold on average over such.",
+        "unseen": f"{n:,} {what} that the network has not seen. False-alarm rates hold, on average over such sets.",
         "holdout": f"{n:,} {what} of the training data, set apart. The network has seen them: nothing is guaranteed.",
         None: "None: there are no p-values and no thresholds.",
     }
@@ -175,7 +176,7 @@ def _examples(
             rows.append([called, *facts.values()])
             continue
         image = picture(x, side, f"{title}: {called}")
-        image = image if detector.pixels is None else _maps(example.u, image, side, called)
+        image = image if detector.pixels is None else _maps(detector, example.u, image, side, called)
         lines = [joined(tag("br"), f"{name}: {value}") for name, value in facts.items()]
         near = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in small if x is not None]
         items.append(tag("li", image, tag("strong", called), *lines, tag("div", *near, class_="near")))
@@ -205,9 +206,13 @@ def _value(value: Tensor) -> str:
     return ", ".join(map(number, value.reshape(-1)[:SHOWN].tolist()))
 
 
-def _maps(u: Any, image: Html, side: int, called: str) -> Html:
+def _maps(detector: Detector, u: Any, image: Html, side: int, called: str) -> Html:
     """The image beside its prediction and its scores, from dark, which is low, to bright."""
-    maps = {"prediction": u.prediction, "epistemic, in nats": u.epistemic, "aleatoric, in nats": u.aleatoric}
+    maps = {
+        "prediction": u.prediction,
+        f"epistemic, in {detector.unit}": u.epistemic,
+        "aleatoric, in nats": u.aleatoric,
+    }
     panels = [tag("figure", image, tag("figcaption", "input"))]
     for name, values in maps.items():
         if values is None:
