@@ -73,12 +73,12 @@ def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
 
 def evenly(count: int, most: int = DOTS) -> Tensor:
     """Some of so many places, from the first to the last."""
-    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64, device="cpu").round().long()
 
 
 def series(name: str, kind: str, x: Tensor | Sequence[float], y: Tensor | Sequence[float]) -> Series:
     """What a chart draws, in numbers of five digits; a line has at most `POINTS` points."""
-    x, y = (part if isinstance(part, Tensor) else torch.tensor(part, dtype=torch.float64) for part in (x, y))
+    x, y = (torch.as_tensor(part, dtype=torch.float64, device="cpu") for part in (x, y))
     if kind in ("line", "dashed"):
         x, y = x[evenly(len(x), POINTS)], y[evenly(len(y), POINTS)]
     x5, y5 = ([float(f"{value:.5g}") for value in part.tolist()] for part in (x, y))
@@ -95,7 +95,7 @@ def histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
         high, *(min(high + reach, end) for _, end in ends), *(at for _, at in view.rates(RATES)[4:5]), low + 1e-6
     )
     low = min(low, *(max(low - reach, end) for end, _ in ends), low)
-    edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
+    edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64, device="cpu")
     shares = [torch.histogram(some.double().clamp(low, high), edges).hist / len(some) for some in view.scores]
     top = max(float(some.max() if i == 0 else some[1:-1].max()) for i, some in enumerate(shares))
     label = f"score of {view.name}, in {view.unit}"

@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
 from torch import Tensor
 from torch.nn.functional import interpolate
+
+from ..plots.pixels import CLASS_COLOURS
 
 Block = Mapping[str, Any] | str  # what fills a block of the page, or why it is left out
 
@@ -131,11 +135,6 @@ def picture(image: Tensor, side: int, alt: str) -> Html:
 
 def coloured(values: Tensor, limits: tuple[float, float] | None = None) -> Tensor:
     """A map (h, w) in colours, (3, h, w): classes in those of plots, numbers from dark to bright between limits."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_rgb
-
-    from ..plots.pixels import CLASS_COLOURS
-
     if not values.is_floating_point():
         colours = np.array([to_rgb(colour) for colour in CLASS_COLOURS])[values.numpy() % len(CLASS_COLOURS)]
     else:

@@ -78,16 +78,17 @@ def report(
     pixels = detector.pixels is not None
     layers = [name for name, term in detector.terms.items() if term.layer is not None]
     near = None if pixels or train is None else (layers or detector.layers)[-1]
+    if near is not None and isinstance(train, Features):
+        train.require([near], {near: fitted.head.reductions[near]})
     with replacing(path) as file, bars(detector.progress if progress is None else progress):
         keep = KEEP_MAPS if pixels else KEEP
-        sets = [
-            Scored(str(name), detector, keep, near).read(some)
-            for name, some in ((KNOWN, loader), *(outliers or {}).items())
-        ]
-        if names is not None and len(names) != sets[0].count:
-            raise ValueError(
-                f"names has {len(names):,} entries, but the loader gave {sets[0].count:,} inputs: give one for each."
-            )
+        sets: list[Scored] = []
+        for name, some in ((KNOWN, loader), *(outliers or {}).items()):
+            sets.append(Scored(str(name), detector, keep, near).read(some))
+            if names is not None and len(names) != sets[0].count:
+                raise ValueError(
+                    f"names has {len(names):,} entries, but the loader gave {sets[0].count:,} inputs: give one each."
+                )
         near = near if all(example.z is not None for example in sets[0].examples["surprising"]) else None
         what = "images" if pixels else "inputs"
         found, charts, threshold = alarms.views(detector, sets), dict[str, Any](), fitted.threshold
@@ -118,27 +119,19 @@ def _key(view: alarms.View, sets: list[Scored], threshold: float | None, what: s
     first, cards, rates = sets[0], list[tuple[str, str]](), view.rates(alarms.RATES)
     if rates:
         rate, at = rates[view.start(threshold)]
-        shares = [percent(count / s.count) for count, s in zip(view.above(at), sets, strict=True)]
-        cards.append(
-            (
-                shares[0],
-                f"of {first.count:,} {what} like the training data raise a false alarm; {percent(rate)} were asked",
-            )
-        )
-        cards += [
-            (part, f"of {s.count:,} {what} “{s.name}” are caught at that")
-            for part, s in zip(shares[1:], sets[1:], strict=True)
-        ]
+        told = [f"like the training data raise a false alarm, where {percent(rate)} are accepted"]
+        told += [f"“{s.name}” are caught at that" for s in sets[1:]]
+        for s, count, text in zip(sets, view.above(at), told, strict=True):
+            cards.append((percent(count / s.count), f"of {s.count:,} {what} {text}"))
     if "correct" in first:
         cards.append((percent(float(first["correct"].double().mean())), "of predictions are right"))
     if "error" in first:
-        cards.append(
-            (number(float(first["error"].square().mean().sqrt())), "root mean squared error, in the output’s unit")
-        )
+        error = number(float(first["error"].square().mean().sqrt()))
+        cards.append((error, "root mean squared error, in the output’s unit"))
     unusable = sum(int((~s["score "].isfinite()).sum()) for s in sets)
     if unusable:
         cards.append(
-            (f"{unusable:,}", f"{what}: the network gave NaN or infinity for them, so they count as surprising")
+            (f"{unusable:,}", f"{what}: the network gave NaN or infinity for them, which counts as surprising")
         )
     return tag("ul", *(tag("li", tag("strong", value), tag("span", text)) for value, text in cards), class_="key")
 

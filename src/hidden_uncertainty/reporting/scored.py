@@ -106,10 +106,14 @@ class Scored:
             if rank is None:
                 continue
             rank = torch.where(rank.isnan(), -math.inf, rank.double())
+            known = self.examples[kind]
+            worst = known[-1].rank if len(known) >= self.keep else None
             for i in rank.topk(min(self.keep, len(u))).indices.tolist():
+                if worst is not None and rank[i] <= worst:
+                    break
                 told = float(score[i]), None if p is None else float(p[i]), _row(label, i), _row(inputs, i), _row(z, i)
-                self.examples[kind].append(Example(float(rank[i]), self.count + i, u[i], *told))
-            self.examples[kind] = heapq.nlargest(self.keep, self.examples[kind], key=lambda one: one.rank)
+                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told)]
+            self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
 
 
 def nearest(
@@ -120,7 +124,6 @@ def nearest(
     queries = torch.stack([example.z for example in examples if example.z is not None]).double()
     found: dict[int, list[Near]] = {id(example): [] for example in examples}
     if isinstance(train, Features):
-        train.require([layer], {layer: fitted.head.reductions[layer]})
         parts: Iterable[tuple[Tensor, Tensor | None]] = ((z, None) for z in train.z[layer].split(1 << 12))
     else:
         batches = detector.reader.batches(train, "comparing with training data")

@@ -51,10 +51,12 @@ def fitted(detector: Detector, scored: Scored, what: str) -> Html:
     for name, term in head.terms.items():
         asked, method = detector.terms[name], term.method
         read = "the network’s outputs" if asked.layer is None else f"the {asked.reduce.read} of {asked.layer}"
-        by = method.fitted if isinstance(method, DensityMethod) else method
-        by = type(by).__name__.removesuffix("Method") + (f" ({by.extra_repr()})" if by.extra_repr() else "")
+        scorer = method.fitted if isinstance(method, DensityMethod) else method
+        by = type(scorer).__name__.removesuffix("Method") + f" ({scorer.extra_repr()})" * bool(scorer.extra_repr())
         weight = f"{weights(detector).get(name, 0.0):.2f}"
-        place = where.get((asked.layer, asked.reduce.read), "at the end" if asked.layer is None else "named")
+        place = where.get(
+            (asked.layer, asked.reduce.read), "at the end" if asked.layer is None else "named by the user"
+        )
         rows.append([name, read, _reduced(term.reduction, asked), by, weight, place])
     n = 0 if head.calibration is None else len(head.calibration.scores)
     calibrations = {
@@ -90,7 +92,7 @@ def _where(detector: Detector, scored: Scored) -> dict[Any, str]:
     output = None if detector.task is None else detector.task.output
     try:
         found = choose_layers(detector.model, detector.reader.called(scored.first), output)
-    except ValueError:  # there is nothing to choose from, and the layers were named
+    except (RuntimeError, TypeError, ValueError):  # none can be chosen, and the layers were named
         return {}
     return {(choice.layer, choice.read): choice.reason for choice in found}
 
@@ -111,10 +113,10 @@ def p_values(scored: Scored, n: int, what: str, charts: dict[str, Any]) -> Block
         return "There are no p-values: the detector was not calibrated."
     p, some = scored["p_value"].double(), evenly(scored.count)
     charts["strip"] = {"series": [series("", "dots", some, p[some])]}
-    edges = torch.linspace(0, 1, 21, dtype=torch.float64)
+    edges = torch.linspace(0, 1, 21, dtype=torch.float64, device="cpu")
     found = series("found", "steps", edges, torch.histogram(p, edges).hist / len(p))
     charts["p"] = {"series": [found, series("even", "dashed", [0, 1], [0.05, 0.05])]}
-    ordered, rank = p.sort().values, torch.arange(len(p) + 1, dtype=torch.float64) / len(p)
+    ordered, rank = p.sort().values, torch.arange(len(p) + 1, dtype=torch.float64, device="cpu") / len(p)
     gap = float(torch.maximum(rank[1:] - ordered, ordered - rank[:-1]).max())
     usual = 1.358 * math.sqrt(1 / len(p) + 1 / n)
     verdict = "these are as even as chance allows" if gap <= usual else f"these {what} differ from the calibration data"
