@@ -9,7 +9,7 @@ import torch
 
 from .. import metrics
 from .alarms import agreement, evenly, series
-from .markup import Block, number, percent, share, table
+from .markup import Block, between, number, percent, share, table
 from .scored import COVERAGES, Scored
 
 BY = {"epistemic": "epistemic uncertainty", "aleatoric": "aleatoric uncertainty", "expected": "expected error"}
@@ -46,15 +46,16 @@ def _reliability(scored: Scored, charts: dict[str, Any]) -> Block:
         return "This detector tells no probability of one class per input, so there is nothing to check."
     stated, correct = scored["confidence"].double(), scored["correct"]
     bins = (10 * stated).ceil().long().clamp(1, 10) - 1
-    rows, points = [], []
+    rows, points, spans = [], [], []
     for i in bins.unique().tolist():
         said, right = float(stated[bins == i].mean()), correct[bins == i]
         points.append((said, float(right.double().mean())))
+        spans.append((*series("", "line", [said] * 2, between(int(right.sum()), len(right))), 0))  # in the first colour
         cells = f"{10 * i} to {10 * i + 10} %", f"{len(right):,}", percent(said)
         rows.append([*cells, share(int(right.sum()), len(right))])
-    x, y = zip(*points, strict=True)
-    found = series("found", "line", x, y), series("", "dots", x, y)
-    charts["reliability"] = {"series": [*found, series("honest", "dashed", [0, 1], [0, 1])]}
+    found = series("found, with 95 % interval", "dots", *zip(*points, strict=True))
+    honest = series("honest", "dashed", [0, 1], [0, 1])
+    charts["reliability"] = {"series": [found, honest, *spans]}
     head = ["stated", "inputs", "mean stated", "right, with 95 % interval"]
     gap = percent(metrics.expected_calibration_error(stated, correct, bins=10))
     return {"gap": gap, "table": table("Probability of the predicted class", head, rows)}

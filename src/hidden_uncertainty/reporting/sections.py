@@ -66,12 +66,15 @@ def fitted(detector: Detector, scored: Scored, what: str) -> Html:
     }
     combine, at = head.combination.combine, state.threshold
     how = "It is the weighted sum of the scores as they are." if isinstance(combine, Mapping) else WORDS[combine]
+    how = f"Of {len(rows)} terms. {how}" if len(rows) > 1 else ""
+    if detector.pixels is not None:
+        how += f" That of an image is the one that {percent(detector.pixels.share)} of its pixels exceed."
     facts = {
         "detector": type(detector).__name__,
         "network": type(detector.model).__name__,
         "task": "unknown" if task is None else task.name + (", per pixel" if detector.pixels is not None else ""),
         "fitted given": "the network’s own predictions" if detector.condition == "prediction" else "the labels",
-        "score": f"In {detector.unit}, of {len(head.terms)} terms. {how}" if len(rows) > 1 else f"In {detector.unit}.",
+        "score": f"In {detector.unit}. {how}",
         "calibration": calibrations[detector.calibrated],
         "threshold": "None is set: detector.threshold(false_alarm=0.05) sets one."
         if at is None
