@@ -212,7 +212,8 @@ def test_pictures_are_those_of_the_inputs(known: dict[str, Any], path: Path) -> 
     file = path.with_name("first.png")
     file.write_bytes(base64.b64decode(source.split(",")[1]))
     with pillow.open(file) as image:
-        assert np.array_equal(np.array(image), (255 * data.test.images[first, 0]).round().byte().numpy())
+        found = np.array(image.convert("L")).astype(int)
+    assert np.abs(found - 255 * data.test.images[first, 0].numpy()).max() <= 1
 
 
 def test_names_cannot_run(path: Path) -> None:

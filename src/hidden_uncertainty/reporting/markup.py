@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import math
 import re
-import struct
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from matplotlib import colormaps
-from matplotlib.colors import to_rgb
+from matplotlib.image import imsave
 from torch import Tensor
 from torch.nn.functional import interpolate
-
-from ..plots.pixels import CLASS_COLOURS
 
 Block = Mapping[str, Any] | str  # what fills a block of the page, or why it is left out
 
@@ -118,37 +113,21 @@ def share(count: int, total: int) -> Html:
     return joined(percent(count / total), tag("small", span(*between(count, total))))
 
 
-def picture(image: Tensor, side: int, alt: str) -> Html:
-    """An image (c, h, w), at most `side` pixels wide and high; numbers beyond [0, 1] are stretched to it."""
+def picture(image: Tensor, side: int, alt: str, limits: tuple[float, float] | None = None) -> Html:
+    """An image (c, h, w), at most `side` pixels wide and high; one number per pixel is bright at the upper limit.
+
+    Without limits, colours run from 0 to 1, or from the lowest to the highest number where these lie beyond.
+    """
     pixels = image.float() / 255 if image.dtype == torch.uint8 else image.float().nan_to_num(0, 0, 0)
     pixels = pixels[: 3 if len(pixels) >= 3 else 1]
     scale = side / max(pixels.shape[1:])
     if scale < 1:
         pixels = interpolate(pixels[None], [max(1, round(scale * n)) for n in pixels.shape[1:]], mode="area")[0]
-    low, high = min(0.0, float(pixels.min())), float(pixels.max())
-    if low < 0 or high > 1:
-        pixels = (pixels - pixels.min()) / (high - pixels.min()).clamp(min=1e-12)
-    data = (255 * pixels).round().byte().movedim(0, -1).numpy()
-    address = "data:image/png;base64," + base64.b64encode(_png(data)).decode()
-    return tag("img", src=address, alt=alt, width=data.shape[1], height=data.shape[0])
-
-
-def coloured(values: Tensor, limits: tuple[float, float] | None = None) -> Tensor:
-    """A map (h, w) in colours, (3, h, w): classes in those of plots, numbers from dark to bright between limits."""
-    if not values.is_floating_point():
-        colours = np.array([to_rgb(colour) for colour in CLASS_COLOURS])[values.numpy() % len(CLASS_COLOURS)]
-    else:
-        low, high = limits or (float(values.min()), float(values.max()))
-        colours = colormaps["inferno"](((values - low) / max(high - low, 1e-12)).clamp(0, 1).numpy())[..., :3]
-    return torch.from_numpy(colours).movedim(-1, 0)
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    """A PNG of bytes (h, w, 1 or 3)."""
-    height, width, channels = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each begins with its filter: none
-    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
+    low, high = limits or (min(0.0, float(pixels.min())), max(1.0, float(pixels.max())))
+    if limits is None and (low < 0 or high > 1):
+        low, high = float(pixels.min()), float(pixels.max())
+    array = ((pixels - low) / max(high - low, 1e-12)).clamp(0, 1).movedim(0, -1).numpy()
+    file, colours = io.BytesIO(), "gray" if limits is None else "inferno"
+    imsave(file, array if len(pixels) == 3 else array[..., 0], vmin=0, vmax=1, cmap=colours, format="png")
+    address = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return tag("img", src=address, alt=alt, width=array.shape[1], height=array.shape[0])

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from matplotlib.colors import to_rgb
 from torch import Tensor
 
 from ..detector import Detector
 from ..extract import Features
 from ..model.choice import choose_layers
+from ..plots.pixels import CLASS_COLOURS
 from ..scoring.bayes import DensityMethod
 from ..version import __version__
 from .alarms import evenly, series
-from .markup import Block, Html, coloured, joined, number, percent, picture, table, tag
+from .markup import Block, Html, joined, number, percent, picture, table, tag
 from .scored import KINDS, Example, Near, Scored, nearest
 
 ROOM = 1_000_000  # bytes of all pictures, before they are compressed
@@ -219,18 +221,18 @@ def _maps(detector: Detector, u: Any, image: Html, side: int, called: str) -> Ht
         "aleatoric, in nats": u.aleatoric,
     }
     panels = [tag("figure", image, tag("figcaption", "input"))]
+    palette = torch.tensor([to_rgb(shade) for shade in CLASS_COLOURS], device="cpu")
     for name, values in maps.items():
         if values is None:
             continue
-        values, text, limits = values[0], name, (0.0, 1.0)
-        if values.is_floating_point():
+        if not values.is_floating_point():
+            shown, text = picture(palette[values[0] % len(palette)].movedim(-1, 0), side, f"{name} of {called}"), name
+        else:
             known = values[values.isfinite()].sort().values
-            if len(known):
-                limits = float(known[len(known) // 100]), float(known[-1 - len(known) // 100])
-            values, text = (
-                values.nan_to_num(limits[1], limits[1], limits[0]),
-                f"{name}: {' to '.join(map(number, limits))}",
-            )
-        shown = picture(coloured(values, limits), side, f"{name} of {called}")
+            few = len(known) // 100  # extreme pixels would darken all others
+            limits = (float(known[few]), float(known[-1 - few])) if len(known) else (0.0, 1.0)
+            values = values.nan_to_num(limits[1], limits[1], limits[0])
+            shown = picture(values, side, f"{name} of {called}", limits)
+            text = f"{name}: {number(limits[0])} to {number(limits[1])}"
         panels.append(tag("figure", shown, tag("figcaption", text)))
     return tag("div", *panels, class_="panels")
