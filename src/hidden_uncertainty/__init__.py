@@ -6,8 +6,7 @@ penalty for training in `hidden_uncertainty.regularise`, and a small network wit
 """
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import baselines, metrics
 from .comparison import Comparison, compare
@@ -28,6 +27,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import plots
+    from .reporting import report
 
 __all__ = [
     "Calibration",
@@ -57,12 +57,15 @@ __all__ = [
     "metrics",
     "p_value_by_group",
     "plots",
+    "report",
     "suggest",
     "write_scores",
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name == "plots":  # matplotlib takes a second to import, and scoring needs none
         return import_module(".plots", __name__)
+    if name == "report":
+        return import_module(".reporting", __name__).report
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

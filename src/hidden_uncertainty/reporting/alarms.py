@@ -1,0 +1,199 @@
+"""Scores, thresholds and how well outliers are told apart: of all terms together, and of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import metrics
+from ..detector import Detector
+from ..scoring.calibration import Calibration
+from .markup import Block, Html, between, joined, number, percent, share, span, table, tag
+from .scored import Scored
+
+# False-alarm rates: those of the slider, and those of the table.
+RATES = [i / 1000 for i in (*range(1, 10), *range(10, 100, 5), *range(100, 501, 25))]
+TABLE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+BINS, POINTS, DOTS = 48, 200, 800
+Series = tuple[str, str, list[float], list[float]]  # name, kind, x, y
+
+
+class View(NamedTuple):
+    """One score of all sets: the detector's own, or that of a term."""
+
+    name: str
+    term: str  # whose score it is; "" is the detector's own
+    unit: str
+    calibration: Calibration | None
+    scores: list[Tensor]  # of each set, (n,)
+
+    @property
+    def samples(self) -> int:
+        """How many calibration scores there are."""
+        return 0 if self.calibration is None else len(self.calibration.scores)
+
+    def above(self, threshold: float) -> list[int]:
+        """How many of each set are above a threshold."""
+        return [int((some.double() > threshold).sum()) for some in self.scores]
+
+    def rates(self, rates: Sequence[float]) -> list[tuple[float, float]]:
+        """Those false-alarm rates that there are enough calibration scores for, with their thresholds."""
+        if self.calibration is None:
+            return []
+        return [(rate, self.calibration.threshold(rate)) for rate in rates if rate * (self.samples + 1) >= 1]
+
+    def true_rate(self, threshold: float) -> str:
+        """Where the true false-alarm rate of a threshold lies with 95 %, over the draw of the calibration scores."""
+        from scipy.special import betaincinv
+
+        assert self.calibration is not None
+        beyond = self.samples + 1 - int((self.calibration.reach.double() <= threshold).sum())  # at least 1
+        return span(*betaincinv(beyond, self.samples + 1 - beyond, [0.025, 0.975]))
+
+    def start(self, threshold: float | None) -> int:
+        """Which of `RATES` is shown first: that of the detector's threshold, or 5 %."""
+        away = [abs(rate - 0.05 if threshold is None else at - threshold) for rate, at in self.rates(RATES)]
+        # Of rates with one threshold, the highest: that is what a user asks for.
+        return max((i for i, some in enumerate(away) if some == min(away)), default=0)
+
+
+def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
+    """The detector's own score first, then those of its terms where there are several."""
+    head = detector._fitted().head
+    names = {name: name if term.layer is None else f"layer {name}" for name, term in detector.terms.items()}
+    own = names[head.leading] if head.combination.single else "all terms together"
+    found = [View(own, "", detector.unit, head.calibration, [s["score "] for s in sets])]
+    for name, term in head.terms.items() if len(head.terms) > 1 else ():
+        found.append(View(names[name], name, term.method.unit, term.calibration, [s[f"score {name}"] for s in sets]))
+    return found
+
+
+def evenly(count: int, most: int = DOTS) -> Tensor:
+    """Some of so many places, from the first to the last."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64, device="cpu").round().long()
+
+
+def series(name: str, kind: str, x: Tensor | Sequence[float], y: Tensor | Sequence[float]) -> Series:
+    """What a chart draws, in numbers of five digits; a line has at most `POINTS` points."""
+    x, y = (torch.as_tensor(part, dtype=torch.float64, device="cpu") for part in (x, y))
+    if kind in ("line", "dashed"):
+        x, y = x[evenly(len(x), POINTS)], y[evenly(len(y), POINTS)]
+    x5, y5 = ([float(f"{value:.5g}") for value in part.tolist()] for part in (x, y))
+    return name, kind, x5, y5
+
+
+def histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
+    """The chart of all sets' scores; what lies beyond the ends counts in the last bars."""
+    inside, *outside = [some[some.isfinite()].double().sort().values for some in view.scores]
+    low, high = (float(inside[0]), float(inside[-1 - len(inside) // 200])) if len(inside) else (0.0, 1.0)
+    reach = 1.5 * (high - low) or 1.0  # far outliers would press all others into one bar
+    ends = [(float(some[0]), float(some[-1 - len(some) // 30])) for some in outside if len(some)]
+    high = max(
+        high, *(min(high + reach, end) for _, end in ends), *(at for _, at in view.rates(RATES)[4:5]), low + 1e-6
+    )
+    low = min(low, *(max(low - reach, end) for end, _ in ends), low)
+    edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64, device="cpu")
+    shares = [torch.histogram(some.double().clamp(low, high), edges).hist / len(some) for some in view.scores]
+    top = max(float(some.max() if i == 0 else some[1:-1].max()) for i, some in enumerate(shares))
+    label = f"score of {view.name}, in {view.unit}"
+    drawn = [series(name, "steps", edges, some) for name, some in zip(names, shares, strict=True)]
+    return {"series": drawn, "x": [low, high], "y": [0, 1.08 * top], "xlabel": label}
+
+
+def roc(view: View, names: Sequence[str]) -> list[Series]:
+    """The ROC curve of each set of outliers, after that of chance."""
+    lines = [series("chance", "dashed", [0, 1], [0, 1])]
+    for name, some in zip(names[1:], view.scores[1:], strict=True):
+        area = metrics.auroc(negative=view.scores[0], positive=some)
+        curve = metrics.roc_curve(negative=view.scores[0], positive=some)
+        lines.append(series(f"{name} (AUROC {area:.3f})", "line", *curve))
+    return lines
+
+
+def interactive(found: list[View], sets: Sequence[Scored], threshold: float | None) -> dict[str, Any]:
+    """What the page shows as one moves its controls."""
+    names, sizes = [one.name for one in sets], [one.count for one in sets]
+    shown = []
+    for view in found:
+        rates = []
+        for rate, at in view.rates(RATES):
+            counts = zip(view.above(at), sizes, strict=True)
+            rates.append([rate, at, [[count, *(round(end, 5) for end in between(count, n))] for count, n in counts]])
+        drawn = roc(view, names) if len(sets) > 1 else None
+        shown.append({"name": view.name, "scores": histograms(view, names), "roc": drawn, "rates": rates})
+    return {"views": shown, "sets": names, "sizes": sizes, "start": found[0].start(threshold)}
+
+
+def thresholds(view: View, sets: Sequence[Scored], own: float | None, what: str) -> Block:
+    """The table of thresholds."""
+    if not view.rates(RATES):
+        return (
+            "There are no thresholds: the detector was not calibrated, or with too few inputs. Calibrate it with some "
+            "hundred inputs that the network was not trained on: detector.calibrate(unseen)."
+        )
+    rows = [(percent(rate), at) for rate, at in view.rates(TABLE)]
+    if own is not None:
+        rows.append(("set in the detector", own))
+    cells = [
+        [name, f"{number(at)}\u00a0{view.unit}", view.true_rate(at)]
+        + [share(count, s.count) for count, s in zip(view.above(at), sets, strict=True)]
+        for name, at in rows
+    ]
+    head = [
+        "asked",
+        "threshold",
+        "true rate",
+        f"false alarms: {sets[0].name}",
+        *(f"caught: {s.name}" for s in sets[1:]),
+    ]
+    fewest = "" if len(sets) > 1 else "How many outliers are caught is not known, as none were given (outliers=)."
+    if view.samples < 999:
+        fewest += f" Rates below {percent(1 / (view.samples + 1))} need more calibration {what}."
+    caption = f"The rate of false alarms that you ask for, and what you get for it, by the score of {view.name}"
+    return {"table": table(caption, head, cells), "n": f"{view.samples:,}", "fewest": fewest}
+
+
+def telling(view: View, sets: Sequence[Scored]) -> Block:
+    """How well outliers are told apart, by the detector's own score."""
+    if len(sets) == 1:
+        return "There is no ROC curve: it compares with outliers, and none were given (outliers=)."
+    rows = []
+    for one, some in zip(sets[1:], view.scores[1:], strict=True):
+        pair: Any = {"negative": view.scores[0], "positive": some}
+        areas = f"{metrics.auroc(**pair):.3f}", f"{metrics.average_precision(**pair):.3f}"
+        rows.append([one.name, f"{one.count:,}", *areas, percent(metrics.fpr_at_tpr(**pair))])
+    head = ["outliers", "how many", "AUROC", "average precision", "false alarms at 95 % caught"]
+    return {"table": table(f"Outliers told from {sets[0].count:,} others by the score of {view.name}", head, rows)}
+
+
+def layers(found: list[View], sets: Sequence[Scored], weights: dict[str, float]) -> dict[str, Block]:
+    """The terms side by side: AUROC where there are outliers, else how far they agree."""
+    if len(found) == 1:
+        return {"layers": f"The detector has one term ({found[0].name}), so there is nothing to compare."}
+    rows = []
+    for view in found:
+        inside, *outside = view.scores
+        told: list[Any] = [_bar(metrics.auroc(negative=inside, positive=some)) for some in outside]
+        told = told or [agreement(inside, other.scores[0]) for other in found]
+        rows.append([view.name, f"{weights[view.term]:.2f}" if view.term in weights else "", *told])
+    if len(sets) == 1:
+        head = ["score of", "weight", *(view.name for view in found)]
+        return {"agreement": {"table": table("How far terms agree on which inputs are surprising", head, rows)}}
+    head = ["score of", "weight", *(f"AUROC: {s.name}" for s in sets[1:])]
+    caption = "How well each term alone tells outliers apart, and what its word weighs in the detector’s score"
+    return {"layers": {"table": table(caption, head, rows)}}
+
+
+def _bar(value: float) -> Html:
+    return joined(f"{value:.3f}", tag("span", class_="bar", style=f"width:{100 * value:.0f}%", aria_hidden="true"))
+
+
+def agreement(a: Tensor, b: Tensor) -> str:
+    """Rank correlation, for a cell of a table."""
+    try:
+        return f"{metrics.rank_correlation(a, b):.2f}"
+    except ValueError:  # one of them has a single value
+        return "none"

@@ -1,0 +1,196 @@
+"""One loader, scored batch by batch: numbers of all inputs, and the few inputs that are shown."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..detector import Detector
+from ..extract import Features
+from ..extract.pixel_extractor import label_maps
+from ..model.batches import Batch, leaves
+from ..model.tasks import whole_labels
+from ..uncertainty import Uncertainty
+
+COVERAGES = (0.5, 0.8, 0.9, 0.95)  # of intervals
+DRAWN = 1000  # pixels of an image, evenly over it, that accuracy and errors are told of
+NEAREST = 3
+KINDS = ("surprising", "ambiguous", "familiar")
+Near = tuple[float, int, Tensor | None]  # distance, number, and the input where it is known
+
+
+class Example(NamedTuple):
+    """An input that is shown."""
+
+    rank: float
+    place: int  # in the loader
+    u: Uncertainty  # of this input alone
+    score: float  # of the whole input, also where `u` holds maps; so is the p-value
+    p_value: float | None
+    label: Tensor | None
+    input: Tensor | None
+    z: Tensor | None  # (d,) what the layer that neighbours are told by reads
+
+
+class Scored:
+    """What is known of one loader: columns of numbers, and the inputs at the ends of each of `KINDS`.
+
+    Args:
+        name: of the loader.
+        detector: fitted.
+        keep: how many inputs are kept of each kind.
+        near: the layer whose z is kept with them, if any.
+    """
+
+    def __init__(self, name: str, detector: Detector, keep: int, near: str | None) -> None:
+        self.name, self.detector, self.keep, self.near = name, detector, keep, near
+        self.count, self.labelled = 0, True  # whether all batches had labels of the predictions' shape
+        self.first: Batch | None = None
+        self.parts: dict[str, list[Tensor]] = {}
+        self.examples: dict[str, list[Example]] = {kind: [] for kind in KINDS}
+
+    def __getitem__(self, column: str) -> Tensor:
+        return torch.cat(self.parts[column])
+
+    def __contains__(self, column: str) -> bool:
+        return column in self.parts
+
+    def read(self, loader: Iterable[Any]) -> Scored:
+        """Score all of a loader, in one pass that keeps no more than numbers and a few inputs."""
+        fitted = self.detector._fitted()
+        for index, batch in enumerate(self.detector.reader.batches(loader, f"scoring {self.name}")):
+            reading = self.detector._reading(batch, fitted, index)
+            z = None
+            if self.near is not None and reading.scores is None:
+                z = torch.cat([row.z for row in reading.rows(self.near)]).cpu()
+            self._add(batch.to("cpu"), self.detector._result(reading, fitted).cpu(), z)
+        if not self.count:
+            raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
+        if not self.labelled:
+            self.parts = {name: part for name, part in self.parts.items() if name.startswith(("score ", "p_", "amb"))}
+        return self
+
+    def _add(self, batch: Batch, u: Uncertainty, z: Tensor | None) -> None:
+        self.first = self.first or batch[:8]
+        label, valid = _labels(self.detector, batch.label, u)
+        scores = {"": u.epistemic, **{name: some.epistemic for name, some in u.layers.items()}}
+        second = u.aleatoric if u.log_aleatoric is None else u.log_aleatoric
+        found = {f"score {name}": self._of_inputs(values, valid) for name, values in scores.items()}
+        calibration = self.detector._fitted().head.calibration
+        if calibration is not None:
+            found["p_value"] = calibration.p_value(found["score "])
+        if second is not None:
+            found["ambiguity"] = second if valid is None else second.flatten(1).nanmean(1)
+        self.labelled = self.labelled and label is not None
+        if label is not None:
+            found |= _errors(self.detector, u, label, valid, second)
+        for name, values in found.items():
+            self.parts.setdefault(name, []).append(values)
+        self._choose(batch, u, found, label, z)
+        self.count += len(u)
+
+    def _of_inputs(self, scores: Tensor, valid: Tensor | None) -> Tensor:
+        pixels = self.detector.pixels
+        if valid is None or pixels is None:
+            return scores
+        return torch.stack([pixels.image_score(one[which]) for one, which in zip(scores, valid, strict=True)])
+
+    def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any, z: Any) -> None:
+        score, p, inputs = found["score "], found.get("p_value"), _shown(batch)
+        for kind, rank in zip(KINDS, (score, found.get("ambiguity"), -score), strict=True):
+            if rank is None:
+                continue
+            rank = torch.where(rank.isnan(), -math.inf, rank.double())
+            known = self.examples[kind]
+            worst = known[-1].rank if len(known) >= self.keep else None
+            for i in rank.topk(min(self.keep, len(u))).indices.tolist():
+                if worst is not None and rank[i] <= worst:
+                    break
+                told = float(score[i]), None if p is None else float(p[i]), _row(label, i), _row(inputs, i), _row(z, i)
+                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told)]
+            self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
+
+
+def nearest(
+    detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]
+) -> dict[int, list[Near]]:
+    """The training inputs closest to each example, by its id."""
+    fitted, start = detector._fitted(), 0
+    queries = torch.stack([example.z for example in examples if example.z is not None]).double()
+    found: dict[int, list[Near]] = {id(example): [] for example in examples}
+    if isinstance(train, Features):
+        parts: Iterable[tuple[Tensor, Tensor | None]] = ((z, None) for z in train.z[layer].split(1 << 12))
+    else:
+        batches = detector.reader.batches(train, "comparing with training data")
+        parts = ((next(detector._reading(some, fitted).rows(layer)).z, _shown(some)) for some in batches)
+    for z, inputs in parts:
+        best = torch.cdist(queries, z.cpu().double()).topk(min(NEAREST, len(z)), largest=False)
+        for example, values, places in zip(examples, best.values.tolist(), best.indices.tolist(), strict=True):
+            new = [(d, start + i, _row(inputs, i)) for d, i in zip(values, places, strict=True)]
+            found[id(example)] = heapq.nsmallest(NEAREST, [*found[id(example)], *new], key=lambda one: one[0])
+        start += len(z)
+    return found
+
+
+def _shown(batch: Batch) -> Tensor | None:
+    """The inputs, where they are images (n, c, h, w) or rows of numbers (n, d)."""
+    first = next(leaves((batch.args, batch.kwargs), Tensor))
+    return first if first.dim() == 2 or (first.dim() == 4 and first.shape[1] in (1, 3, 4)) else None
+
+
+def _row(values: Tensor | None, i: int) -> Tensor | None:
+    return None if values is None else values[i].cpu().clone()  # the loader may use its memory again
+
+
+def _labels(detector: Detector, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:
+    """Labels in the shape of the predictions, where there are such, and for pixels which of them count."""
+    if detector.pixels is not None:
+        maps = None if label is None else label_maps(label, u.prediction)
+        valid = torch.ones_like(u.prediction, dtype=torch.bool) if maps is None else detector.pixels.valid(maps)
+        return maps, valid | ~valid.flatten(1).any(1)[:, None, None]  # an image without any counts as a whole
+    if label is None or not u.prediction.is_floating_point():
+        return whole_labels(label, u.prediction), None
+    return (label.reshape(u.prediction.shape) if label.numel() == u.prediction.numel() else None), None
+
+
+def _errors(
+    detector: Detector, u: Uncertainty, label: Tensor, valid: Tensor | None, second: Tensor | None
+) -> dict[str, Tensor]:
+    """What labels tell, per input or per drawn pixel: whether predictions are right, or how far off they are."""
+    numbers, several = u.prediction.is_floating_point(), u.prediction.dim() == 2
+    by = {"epistemic": u.epistemic, "aleatoric": second, "expected": u.expected_error}
+    found = {f"by {name}": values for name, values in by.items() if values is not None}
+    if numbers:
+        found["error"] = (u.prediction.double() - label.double()).abs()
+    else:
+        found["correct"] = (u.prediction == label).all(1) if several else u.prediction == label
+        if u.probabilities is not None and not several:
+            found["confidence"] = u.probabilities.gather(1, u.prediction[:, None])[:, 0]
+    if several:
+        found = {name: values.double().norm(dim=1) if values.dim() == 2 else values for name, values in found.items()}
+    drawn = u.epistemic.isfinite()  # else the network gave no usable numbers
+    if valid is not None:
+        drawn &= valid
+        for one in drawn.flatten(1):
+            places = one.nonzero()[:, 0]
+            one[:] = False
+            one[places[:: max(1, len(places) // DRAWN)]] = True
+    found = {name: values[drawn] for name, values in found.items()}
+    head = detector._fitted().head
+    conformal = head.terms[head.leading].conformal
+    for share in COVERAGES if numbers and conformal is not None else ():
+        if conformal is not None and (1 - share) * (len(conformal.scores) + 1) >= 1:
+            low, high = detector.interval(u, share)
+            inside = (low <= label) & (label <= high)
+            if valid is not None and detector.pixels is not None:
+                beyond = (~inside & valid).flatten(1).sum(1) / valid.flatten(1).sum(1)
+                found[f"held {share}"] = beyond <= detector.pixels.share
+            else:
+                found[f"held {share}"] = inside.reshape(len(u), -1).all(1)
+            found[f"width {share}"] = (high - low).reshape(len(u), -1).mean(1)
+    return found
