@@ -180,11 +180,15 @@ def test_tables_arrays_and_loaders_agree(place: Path) -> None:
     )
     empty = ["--columns", "ä,b,c,d", "--holdout", "0.5", "--out", "a"]
     assert "line 5: column 'b' is empty or NaN" in error("fit", *net, "--data", "few.csv", *empty)
+    Path("twice.csv").write_text("a,a\n1,2\n", encoding="utf-8")
+    assert "has no column a, a, or several" in error("layers", *net, "--data", "twice.csv")
     assert "has no column kind" in error("fit", *net, "--data", "few.csv", "--label", "kind", *empty)
 
 
 def test_classes_in_another_order_are_noticed(place: Path) -> None:
-    line, _ = warned(*fit("photos/train", "photos/unseen"), "--classes", "ring,bar,disc")
+    line, result = warned(*fit("photos/train", "photos/unseen"), "--classes", "ring,bar,disc", "--layers", "3,9")
+    assert "3 classes. Pass --task to say otherwise." in result.stderr
+    assert "read: 3, 9\n" in result.stdout
     assert re.search(r"right on only \d% of the unseen inputs.* ring, bar, disc.* --classes", line)
 
 

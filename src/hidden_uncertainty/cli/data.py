@@ -145,9 +145,10 @@ def _csv(given: Given, path: Path, fitting: bool) -> Data:
         header = [name.strip() for name in next(lines, [])]
         wanted = [name for name in given.label or [] if fitting or name in header]
         columns = given.columns or [name for name in header if name not in wanted]
-        missing = [name for name in (*columns, *wanted) if name not in header]
-        if missing or not columns:
-            raise ValueError(f"'{path}' has no column {', '.join(missing) or 'to read'}; it has: {', '.join(header)}.")
+        wrong = [name for name in (*columns, *wanted) if header.count(name) != 1]
+        if wrong or not columns:
+            shown = ", ".join(wrong) or "to read"
+            raise ValueError(f"'{path}' has no column {shown}, or several; it has: {', '.join(header)}.")
         x, y = list[list[float]](), list[list[str]]()
         for row in filter(None, lines):
             where = f"'{path}', line {lines.line_num}"

@@ -8,7 +8,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from importlib import import_module, util
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -128,23 +128,15 @@ def make(name: str, ready: type) -> Any:
 
 
 def _module(place: str) -> Any:
-    """A module by its name, also from the current folder, or a file, which may import its neighbours."""
+    """A module by its name, also from the current folder, or of a file, which may import its neighbours."""
     path = Path(place).expanduser().resolve()
     file = path.suffix == ".py"
     if (folder := str(path.parent if file else Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)
-    name = str(path) if file else place
-    if not file or name in sys.modules:
-        return import_module(name)
-    spec = util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    sys.modules[name] = util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(sys.modules[name])
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return sys.modules[name]
+    module = import_module(path.stem if file else place)
+    if file and module.__file__ != str(path):
+        raise ImportError(f"{path.stem!r} is the name of another module, {module}: rename the file")
+    return module
 
 
 def _weights(path: Path) -> dict[str, Any]:

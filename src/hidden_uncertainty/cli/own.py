@@ -49,16 +49,14 @@ def layers(given: Given) -> None:
     marks = ["  ", *("* " if entry.name in chosen else "  " for entry in tree)]
     for mark, line in zip(marks, str(tree).splitlines(), strict=True):
         typer.echo(mark + line)
-    typer.echo(f"\n* is read if you name no layers:\n{choices}")
+    typer.echo(f"\n* is read if you name no layers; where the network predicts numbers, the last alone:\n{choices}")
 
 
 @command
 def fit(
     given: Given,
     unseen: str | None = option("Data of the same kind that the network was not trained on, for the threshold."),
-    holdout: float | None = option(
-        "Without unseen data: the share of --data to set apart. There is no guarantee then."
-    ),
+    holdout: float | None = option("Without unseen data: the share of --data to set apart, without a guarantee."),
     out: Path = _out("The file to write, such as detector.safetensors."),
     layers: Listed = option("Layers to read, a,b,c, as `layers` lists them. Default: found.", callback=listed),
     false_alarm: float = option("The share of inputs like the unseen ones that may be called surprising.", 0.05),
@@ -93,9 +91,7 @@ def fit(
     known = {name: getattr(given, name) for name in KEPT}
     io.write(out, {**header, "reading": known | {"size": given.size and [*given.size]}}, tensors)
     typer.echo(f"read: {', '.join(detector.layers)}")
-    typer.echo(
-        f"surprising: epistemic above {threshold:.4g}, for at most {false_alarm:.3g} of inputs like the unseen ones"
-    )
+    typer.echo(f"surprising: epistemic above {threshold:.4g}, for at most {false_alarm:.3g} of inputs like the unseen")
     typer.echo(f"written: {out}")
 
 
@@ -116,7 +112,8 @@ def score(
     --data photos/new --out scores.csv
     """
     from .data import read
-    from .table import FORMATS, rows, write
+    from .table import FORMATS
+    from .table import score as write_scores
 
     if out is not None and out.suffix not in FORMATS:
         raise typer.BadParameter(f"{str(out)!r} must end in one of {', '.join(FORMATS)}.", param_hint="--out")
@@ -127,11 +124,11 @@ def score(
     if data.shuffled:
         raise ValueError(f"{given.data} shuffles, so rows would not say what they are about: give shuffle=False.")
     data.example(loaded.model)
-    surprising, total = write(rows(loaded, data, given.classes), out)
-    typer.echo(f"{surprising:,} of {total:,} inputs are surprising", err=True)
+    surprising = write_scores(loaded, data, given.classes, out)
+    typer.echo(f"{sum(surprising):,} of {len(surprising):,} inputs are surprising", err=True)
     if out is not None:
         typer.echo(f"written: {out}")
-    if fail_on_surprising and surprising:
+    if fail_on_surprising and any(surprising):
         raise typer.Exit(3)
 
 
@@ -152,7 +149,7 @@ def report(
 
     loaded = _load(given, detector)
     data = read(given, given.data, loaded.model)
-    others = {Path(name).stem: read(given, name, loaded.model) for name in outliers}
+    others = {name: read(given, name, loaded.model) for name in outliers}
     before = None if train is None else read(given, train, loaded.model)
     names = [name for some, _ in data.named() for name in some or ()] or None
     made = import_module("..reporting", __package__).report(
@@ -191,8 +188,8 @@ def _check_labels(detector: Detector, classes: list[str] | None) -> None:
     """Warn where labels and predictions hardly agree, as they do if the classes are counted in another order."""
     from ..notes import warn
 
-    known = None if detector.head is None else detector.head.selection
-    if classes is not None and known is not None and (right := 1 - float(known.errors.mean())) < FEW:
+    known = detector.head.selection if detector.head else None
+    if classes and known is not None and (right := 1 - float(known.errors.mean())) < FEW:
         warn(
             f"the network is right on only {right:.0%} of the unseen inputs. Classes are counted in this order: "
             f"{', '.join(classes)}. If the network's order is another, give it with --classes."

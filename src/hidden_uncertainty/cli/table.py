@@ -25,12 +25,33 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 Columns = dict[str, list[Any]]
 
 
-def rows(detector: Detector, data: Data, classes: Sequence[str] | None) -> Iterator[Columns]:
-    """The scores of each batch."""
-    total = 0
+def score(detector: Detector, data: Data, classes: Sequence[str] | None, out: Path | None) -> list[bool]:
+    """Write scores to a file in one step, or to stdout as they come; which inputs are surprising."""
+    surprising: list[bool] = []
+    found = _scores(detector, data, classes, surprising)
+    if out is None:
+        _csv(found, sys.stdout)
+        return surprising
+    with replacing(out) as file:
+        if out.suffix == ".parquet":
+            try:
+                import pandas
+                import pyarrow  # noqa: F401
+            except ImportError as error:
+                raise ImportError("parquet files need: pip install 'hidden-uncertainty[parquet]'.") from error
+            pandas.concat([*map(pandas.DataFrame, found)]).to_parquet(file, index=False)
+        else:
+            text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+            (_csv if out.suffix == ".csv" else _lines)(found, text)
+            text.detach()
+    return surprising
+
+
+def _scores(detector: Detector, data: Data, classes: Sequence[str] | None, surprising: list[bool]) -> Iterator[Columns]:
     for names, batch in track(data.named(), "scoring", total=data.batches):
         u = replace(detector(batch).cpu(), layers={})
-        columns: Columns = {"input": [*range(total, total + len(u))] if names is None else [*names]}
+        start = len(surprising)
+        columns: Columns = {"input": [*range(start, start + len(u))] if names is None else [*names]}
         for shown, (name, values) in product(SHOWN, u.columns().items()):
             if name.partition(".")[0] == shown:
                 # A number in single precision has fewer digits than the same in double.
@@ -38,37 +59,8 @@ def rows(detector: Detector, data: Data, classes: Sequence[str] | None) -> Itera
                 columns[name] = short.tolist()
                 if name == "prediction" and classes and values.dtype.kind == "i":
                     columns["class"] = [classes[k] if k < len(classes) else "" for k in columns[name]]
-        total += len(u)
+        surprising += columns.get("surprising", [False] * len(u))
         yield columns
-    if not total:
-        raise ValueError("there is nothing to score: the data gave no inputs.")
-
-
-def write(found: Iterable[Columns], out: Path | None) -> tuple[int, int]:
-    """Write rows to a file in one step, or to stdout as they come; how many are surprising, and how many there are."""
-    surprising: list[bool] = []
-
-    def counted() -> Iterator[Columns]:
-        for columns in found:
-            surprising.extend(columns.get("surprising", [False] * len(columns["input"])))
-            yield columns
-
-    if out is None:
-        _csv(counted(), sys.stdout)
-    else:
-        with replacing(out) as file:
-            if out.suffix == ".parquet":
-                try:
-                    import pandas
-                    import pyarrow  # noqa: F401
-                except ImportError as error:
-                    raise ImportError("parquet files need: pip install 'hidden-uncertainty[parquet]'.") from error
-                pandas.concat([*map(pandas.DataFrame, counted())]).to_parquet(file, index=False)
-            else:
-                text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-                (_csv if out.suffix == ".csv" else _lines)(counted(), text)
-                text.detach()
-    return sum(surprising), len(surprising)
 
 
 def _csv(found: Iterable[Columns], file: IO[str]) -> None:

@@ -17,6 +17,14 @@ import typer
 
 EXPECTED = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # their text says enough, without their name
 
+OPTIONS = {  # what messages of the library call them
+    "layers(model, example)": "hidden-uncertainty layers",
+    "layers= ": "--layers ",
+    "task= ": "--task ",
+    "task=": "--task ",
+    "calibration= ": "--unseen ",
+}
+
 
 def prepare() -> None:
     """Replace characters that the terminal cannot print instead of failing on them; draw to files, never to windows.
@@ -62,7 +70,7 @@ def plainly(debug: bool) -> Iterator[None]:
     A reader of stdout that has seen enough, such as `head`, ends the command without an error.
     """
     logger, handler = logging.getLogger("hidden_uncertainty"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    handler.format = lambda record: f"note: {_line(record.getMessage())}"  # type: ignore[method-assign]
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -88,4 +96,6 @@ def plainly(debug: bool) -> Iterator[None]:
 
 def _line(message: Any, longest: int = 1000) -> str:
     text = " ".join(str(message).split())
+    for argument, option in OPTIONS.items():
+        text = text.replace(argument, option)
     return text if len(text) <= longest else f"{text[:longest]}…"
