@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..detector import Detector
 
 KEPT = ("size", "mean", "std", "grey", "label", "columns", "classes")  # what a detector's file says of its data
+Tasks = Enum("Tasks", {name: name for name in ("classification", "regression", "multi-label")})  # type: ignore[misc]
 DETECTOR = option("The file that `fit` wrote.", ..., callback=expand)
 FEW = 0.5  # a network that is right less often than this on unseen data may have its classes in another order
 
@@ -60,7 +62,7 @@ def fit(
     out: Path = _out("The file to write, such as detector.safetensors."),
     layers: Listed = option("Layers to read, a,b,c, as `layers` lists them. Default: found.", callback=listed),
     false_alarm: float = option("The share of inputs like the unseen ones that may be called surprising.", 0.05),
-    task: Literal["classification", "regression", "multi-label"] | None = option("Default: found, unless in doubt."),
+    task: Tasks | None = option("What the network predicts. Default: found, unless in doubt."),
     seed: int = option("Of random projections.", 0, min=0),
 ) -> None:
     """Fit a detector to the data that the network was trained on, and write it to a file.
@@ -82,7 +84,8 @@ def fit(
     given.classes, given.columns = train.classes, train.columns
     others = None if unseen is None else read(given, unseen, model, fitting=True)
     combine = "fisher" if layers is not None and len(layers) > 1 else None
-    detector = LatentDensity(model, layers or "auto", combine=combine, task=task, seed=seed)
+    asked: Any = task and task.value
+    detector = LatentDensity(model, layers or "auto", combine=combine, task=asked, seed=seed)
     threshold = detector.fit(train, others, holdout=holdout).threshold(false_alarm)
     _check_labels(detector, train.classes)
     with TemporaryDirectory() as folder:
