@@ -240,8 +240,8 @@ def test_networks_and_weights_that_are_not_as_expected(place: Path) -> None:
     for model, expected in {
         "factories.py:fails": "raised OSError: no such server",
         "factories:three": "gave int: expected a torch.nn.Module",
-        "factories.py:four": "there is no 'four'",
-        "nowhere.py:network": "cannot import 'nowhere.py'",
+        "factories.py:four": "cannot import 'four' from 'factories.py'",
+        "nowhere.py:network": "from 'nowhere.py': ModuleNotFoundError",
         "nowhere:network": "No module named 'nowhere'",
         "typo.py:network": "SyntaxError",
         "network": "names no factory",

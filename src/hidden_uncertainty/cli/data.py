@@ -37,9 +37,7 @@ class Data:
         return (batch for _, batch in self.named())
 
     def __len__(self) -> int:
-        if self.batches is None:
-            raise TypeError("how many batches there are is not known.")
-        return self.batches
+        return self.batches  # type: ignore[return-value]  # None is a TypeError of len, as it should be
 
     def example(self, model: nn.Module) -> Any:
         """The first batch, which a network takes."""
@@ -84,7 +82,8 @@ def _images(given: Given, root: Path, fitting: bool) -> Data:
 
     def batches() -> Iterator[tuple[Sequence[str], Any]]:
         broken: list[str] = []
-        for rows in _parts(len(files), given.batch):
+        for some in _parts(len(files), given.batch):
+            rows = range(len(files))[some]
             images = {row: image for row in rows if (image := _image(given, files[row], broken)) is not None}
             sizes = {image.shape[1:]: names[row] for row, image in images.items()}
             if len(sizes) > 1:
@@ -198,16 +197,15 @@ def _arrays(given: Given, path: Path, x: Any, y: np.ndarray | None) -> Data:
         raise ValueError(f"'{path}' needs one row per input, as many in all arrays, and at least one; it has {shapes}.")
 
     def batches() -> Iterator[tuple[None, Any]]:
-        for rows in _parts(len(parts[0]), given.batch):
-            some = slice(rows.start, rows.stop)
+        for some in _parts(len(parts[0]), given.batch):
             part = {name: array[some] for name, array in x.items()} if isinstance(x, dict) else x[some]
             yield None, part if y is None else (part, y[some])
 
     return Data(batches, len(_parts(len(parts[0]), given.batch)), given.classes)
 
 
-def _parts(n: int, batch: int) -> list[range]:
-    return [range(start, min(start + batch, n)) for start in range(0, n, batch)]
+def _parts(n: int, batch: int) -> list[slice]:
+    return [slice(start, start + batch) for start in range(0, n, batch)]
 
 
 def _loader(given: Given, source: str) -> Data:

@@ -112,13 +112,9 @@ def make(name: str, ready: type) -> Any:
     if not place or not attribute:
         raise ValueError(f"{name!r} names no factory: expected package.module:factory or file.py:factory.")
     try:
-        module = _module(place)
+        found = attrgetter(attribute)(_module(place))
     except Exception as error:
-        raise ImportError(f"cannot import {place!r}: {type(error).__name__}: {error}") from error
-    try:
-        found = attrgetter(attribute)(module)
-    except AttributeError as error:
-        raise ValueError(f"there is no {attribute!r} in {place!r}: check the name after the colon.") from error
+        raise ImportError(f"cannot import {attribute!r} from {place!r}: {type(error).__name__}: {error}") from error
     if isinstance(found, ready) or not callable(found):
         return found
     try:

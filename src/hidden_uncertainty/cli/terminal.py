@@ -17,13 +17,8 @@ import typer
 
 EXPECTED = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # their text says enough, without their name
 
-OPTIONS = {  # what messages of the library call them
-    "layers(model, example)": "hidden-uncertainty layers",
-    "layers= ": "--layers ",
-    "task= ": "--task ",
-    "task=": "--task ",
-    "calibration= ": "--unseen ",
-}
+OPTIONS = {"layers(model, example)": "hidden-uncertainty layers", "calibration=": "--unseen"}  # as messages call them
+OPTIONS |= {"task='": "'--task ", "task= ": "--task ", "layers=": "--layers"}
 
 
 def prepare() -> None:
