@@ -243,6 +243,7 @@ class LatentDensity(Detector):
         if not known:
             raise ValueError("no process was given any input: all shards are empty.")
         task, choices, classes = from_config(known[0][0]), [Choice(*choice) for choice in known[0][1]], known[0][2]
+        choices = choices if classes is not None else choices[-1:]
         note(f"layers: {'; '.join(map(str, choices))}. Name them with layers= to choose others.")
         chosen = LatentDensity.__new__(type(self))
         asked = dict(self._auto)
@@ -306,7 +307,7 @@ def _terms(
     change. Where there are none, it must do both.
     """
     prior, terms = Prior(marginal), list[Term]()
-    for choice in choices if classes is not None else choices[-1:]:
+    for choice in choices:
         unit = choice is choices[-1] and classes is not None and len(choices) > 1
         reduce = Reduce(choice.how, max_dim=max_dim, pool=choice.pool, read=choice.read, normalise=unit)
         own = density

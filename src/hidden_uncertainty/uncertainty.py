@@ -207,7 +207,7 @@ class Uncertainty(_Alarm):
             import pandas
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas, or take u.numpy().") from error
-        return pandas.DataFrame(self._columns())
+        return pandas.DataFrame(self.columns())
 
     def to_json(self) -> str:
         """The entries of `to_pandas` as a JSON list with one object per input; infinity and NaN are null.
@@ -216,12 +216,12 @@ class Uncertainty(_Alarm):
             >>> Uncertainty(prediction=torch.tensor([7]), epistemic=torch.tensor([math.inf])).to_json()
             '[{"prediction": 7, "epistemic": null}]'
         """
-        columns = {name: values.tolist() for name, values in self._columns().items()}
+        columns = {name: values.tolist() for name, values in self.columns().items()}
         rows = zip(*columns.values(), strict=True)
         records = [{k: v if math.isfinite(v) else None for k, v in zip(columns, row, strict=True)} for row in rows]
         return json.dumps(records, allow_nan=False)
 
-    def _columns(self) -> dict[str, np.ndarray]:
+    def columns(self) -> dict[str, np.ndarray]:
         """One (n,) array per number that is known of an input, by name."""
         if self.epistemic.dim() != 1:
             raise ValueError(f"rows are for scores of inputs; these are maps {tuple(self.epistemic.shape)}: u.numpy().")
