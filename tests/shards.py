@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, team
-from hidden_uncertainty.baselines import Energy, GaussianProcess, Mahalanobis, NearestNeighbours
+from hidden_uncertainty.baselines import DeepEnsemble, Energy, GaussianProcess, Mahalanobis, NearestNeighbours
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -92,6 +92,9 @@ SAME: dict[str, Callable[[int], Detector]] = {
     "neighbours": lambda rank: fitted(lambda: NearestNeighbours(network(), "1"), "empty", rank),
     "numbers": lambda rank: fitted(
         lambda: LatentDensity(network(1), "1", JointMixture(2), condition="label"), "empty", rank, numbers=True
+    ),
+    "networks": lambda rank: fitted(
+        lambda: DeepEnsemble([network(), network(3, 20)], task="classification"), "classes", rank
     ),
     "outputs alone": lambda rank: fitted(lambda: Energy(network(), task="classification"), "uneven", rank),
     "added": gathered,

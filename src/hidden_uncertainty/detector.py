@@ -211,11 +211,14 @@ class Detector(Decisions):
     def partial_fit(
         self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, process_group: Any = None
     ) -> Self:
-        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`."""
+        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`.
+
+        Scores change, so p-values and thresholds need unseen data again: pass `calibration=`, then call `threshold`.
+        """
         if self._gathered is None and self._state is not None and self._fits:
             raise RuntimeError(
-                "this detector was loaded, or fitted to features, and does not know its sums: keep state = "
-                "detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
+                "this detector was loaded, or fitted to features, with holdout= or spill=, and does not know its sums: "
+                "keep state = detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
             )
         state = self.gather(loader, process_group=process_group)
         return self.fit_state(state + (self._gathered or 0), calibration, process_group=process_group)

@@ -91,14 +91,13 @@ def fit_data(
             unseen = detector._unseen(kept, reductions or detector._unfitted().head.reductions)
 
     def fit() -> Fitted:
-        if sample is None or not detector._fits:
-            return detector._unfitted()
+        assert sample is not None
         methods = {name: term.method for name, term in detector.terms.items()}
         moments = {**data.moments, **data.rows} if isinstance(data, State) else None
         options: dict[str, Any] = {"owner": detector, "moments": moments}
         return fit_terms(methods, sample, detector.condition, detector._combination, **options)
 
-    fitted = of_first(fit, device_of(detector.model))
+    fitted = of_first(fit, device_of(detector.model)) if detector._fits else detector._unfitted()
     if unseen is None:
         return fitted
     if not apart:
@@ -121,7 +120,9 @@ def check_features(detector: Any, features: Features, calibration: Features | No
 
 def check_state(detector: Any, state: State) -> None:
     """Raise unless a state is of such a detector, and not empty."""
-    sums, sample = sums_of(detector), state.settle().sample
+    if not isinstance(state, State):
+        raise TypeError(f"fit_state takes a State, as detector.gather(loader) or State.load(path), not {state!r}.")
+    sums, sample = _require_sums(detector), state.settle().sample
     if sample is None or sums != dict(state.sums) or state.condition != detector.condition:
         raise ValueError(
             f"the state has {dict(state.sums)} of {state.inputs:,} inputs given the {state.condition}; this detector "
@@ -160,6 +161,15 @@ def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
     return found
 
 
+def _require_sums(detector: Any, *, chunks: bool = False) -> dict[str, Sums]:
+    sums = sums_of(detector, chunks=chunks)
+    if isinstance(sums, str):
+        raise NotImplementedError(
+            f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
+        )
+    return sums
+
+
 def gather(
     detector: Any,
     loader: Iterable[Any],
@@ -167,11 +177,7 @@ def gather(
     files: Spill | None = None,
 ) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
-    sums = sums_of(detector, chunks=files is not None)
-    if isinstance(sums, str):
-        raise NotImplementedError(
-            f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
-        )
+    sums = _require_sums(detector, chunks=files is not None)
     crew, reader = team(), detector.reader
     assert isinstance(reader, Extractor)
     state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
