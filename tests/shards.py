@@ -162,7 +162,8 @@ def _same(rank: int, found: dict[str, Any]) -> None:
         found["alone"] = report(fitted(latent("1", GaussianMixture(1)), "uneven", -1, process_group=False))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        latent("1", GaussianMixture(covariance="pooled"))().fit(_padded())
+        detector = latent("1", GaussianMixture(covariance="pooled"))().fit(_padded(), calibration=_padded())
+        detector.calibrate(_padded())
     found["padded"] = [str(warning.message) for warning in caught]
 
 
