@@ -106,6 +106,10 @@ BROKEN: dict[str, Callable[[int], Any]] = {
     "calibration in one": lambda rank: fitted(
         latent("1", GaussianMixture(1)), "uneven", rank, calibration=shard(*data(99, 2), "", -1) if rank else None
     ),
+    "another density": lambda rank: latent("1", GaussianMixture(1 + rank))().fit([data(200, 1)]),
+    "another condition": lambda rank: latent(
+        "1", GaussianMixture(1), condition="label" if rank else "prediction"
+    )().fit([data(200, 1)]),
     "another model": lambda rank: LatentDensity(network(3, 12 + rank), "1", GaussianMixture(1)).fit([data(50, 1)]),
     "no inputs at all": lambda rank: latent("1", GaussianMixture(1))().fit([]),
     "too few to calibrate": lambda rank: latent("1", GaussianMixture(1))().fit([data(200, 1)], calibration=[]),

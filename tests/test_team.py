@@ -65,6 +65,8 @@ def test_what_goes_wrong_in_one_is_told_to_all(said: list[dict[str, Any]]) -> No
     for found in (first, second):
         assert "whether calibration= or holdout= was given, of process 1" in found["calibration in one"]
         assert "process 1 has another model than process 0" in found["another model"]
+        assert "the detector of process 1 is LatentDensity of ['1'] given the prediction" in found["another density"]
+        assert "the detector of process 1 is LatentDensity of ['1'] given the label" in found["another condition"]
         assert "all shards are empty" in found["no inputs at all"]
         assert "nothing to calibrate with" in found["too few to calibrate"]
         assert "GaussianProcess cannot be fitted by several processes" in found["a process that cannot"]

@@ -32,6 +32,8 @@ def work(detector: Any, process_group: Any) -> Iterator[Team]:
     """Work on a detector, by all processes of a group together; what was found of its task goes if that fails."""
     with bars(detector.progress), detector.reader.tentative(), together(process_group) as crew:
         check_model(detector.model)
+        known = f"{type(detector).__name__} of {detector.layers} given the {detector.condition}, {sums_of(detector)}"
+        crew.same("the detector", known)
         yield crew
 
 
