@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, team
-from hidden_uncertainty.baselines import Energy, GaussianProcess, Mahalanobis, NearestNeighbours
+from hidden_uncertainty.baselines import DeepEnsemble, Energy, GaussianProcess, Mahalanobis, NearestNeighbours
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -93,6 +93,9 @@ SAME: dict[str, Callable[[int], Detector]] = {
     "numbers": lambda rank: fitted(
         lambda: LatentDensity(network(1), "1", JointMixture(2), condition="label"), "empty", rank, numbers=True
     ),
+    "networks": lambda rank: fitted(
+        lambda: DeepEnsemble([network(), network(3, 20)], task="classification"), "classes", rank
+    ),
     "outputs alone": lambda rank: fitted(lambda: Energy(network(), task="classification"), "uneven", rank),
     "added": gathered,
     "continued": continued,
@@ -103,6 +106,10 @@ BROKEN: dict[str, Callable[[int], Any]] = {
     "calibration in one": lambda rank: fitted(
         latent("1", GaussianMixture(1)), "uneven", rank, calibration=shard(*data(99, 2), "", -1) if rank else None
     ),
+    "another density": lambda rank: latent("1", GaussianMixture(1 + rank))().fit([data(200, 1)]),
+    "another condition": lambda rank: latent(
+        "1", GaussianMixture(1), condition="label" if rank else "prediction"
+    )().fit([data(200, 1)]),
     "another model": lambda rank: LatentDensity(network(3, 12 + rank), "1", GaussianMixture(1)).fit([data(50, 1)]),
     "no inputs at all": lambda rank: latent("1", GaussianMixture(1))().fit([]),
     "too few to calibrate": lambda rank: latent("1", GaussianMixture(1))().fit([data(200, 1)], calibration=[]),
@@ -159,7 +166,8 @@ def _same(rank: int, found: dict[str, Any]) -> None:
         found["alone"] = report(fitted(latent("1", GaussianMixture(1)), "uneven", -1, process_group=False))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        latent("1", GaussianMixture(covariance="pooled"))().fit(_padded())
+        detector = latent("1", GaussianMixture(covariance="pooled"))().fit(_padded(), calibration=_padded())
+        detector.calibrate(_padded())
     found["padded"] = [str(warning.message) for warning in caught]
 
 

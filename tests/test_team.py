@@ -49,8 +49,9 @@ def test_as_in_one_process(name: str, said: list[dict[str, Any]]) -> None:
 
 
 def test_a_sampler_that_repeats_inputs_is_noticed(said: list[dict[str, Any]]) -> None:
-    (text,), others = said[0]["padded"], said[1]["padded"]
-    assert text.startswith("102 inputs came of 101: DistributedSampler repeats some") and others == []
+    (text, again, later), others = said[0]["padded"], said[1]["padded"]  # of a fit, its calibration, and another
+    assert text.startswith("102 inputs come of 101: DistributedSampler repeats some") and others == []
+    assert again == later == text
     assert "Subset(dataset, range(rank, len(dataset), processes))" in text
 
 
@@ -59,11 +60,13 @@ def test_what_goes_wrong_in_one_is_told_to_all(said: list[dict[str, Any]]) -> No
     assert first["a loader raises"] == "RuntimeError: process 1 of 2 failed: OSError: the disk of this shard is gone"
     assert second["a loader raises"] == "OSError: the disk of this shard is gone"
     assert "process 1 of 2 failed: ValueError" in first["NaN"] and "NaN or infinite" in first["NaN"]
-    assert first["a warning that is an error"].startswith("UserWarning: 102 inputs came")
-    assert "another process of the group has ended" in second["a warning that is an error"]
+    assert first["a warning that is an error"].startswith("UserWarning: 102 inputs come")
+    assert "process 0 of 2 failed: UserWarning: 102 inputs come" in second["a warning that is an error"]
     for found in (first, second):
         assert "whether calibration= or holdout= was given, of process 1" in found["calibration in one"]
         assert "process 1 has another model than process 0" in found["another model"]
+        assert "the detector of process 1 is LatentDensity of ['1'] given the prediction" in found["another density"]
+        assert "the detector of process 1 is LatentDensity of ['1'] given the label" in found["another condition"]
         assert "all shards are empty" in found["no inputs at all"]
         assert "nothing to calibrate with" in found["too few to calibrate"]
         assert "GaussianProcess cannot be fitted by several processes" in found["a process that cannot"]

@@ -17,7 +17,7 @@ from . import io
 from .abilities import require
 from .exporting import compiled
 from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
-from .fitting import State, calibrate, check_features, check_state, fit_data, fit_loader, gather, work
+from .fitting import State, check_features, check_state, fit_data, fit_loader, gather, recalibrate, work
 from .model.batches import Adapter, Batch, dtype_of
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -211,11 +211,14 @@ class Detector(Decisions):
     def partial_fit(
         self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, process_group: Any = None
     ) -> Self:
-        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`."""
+        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`.
+
+        Scores change, so p-values and thresholds need unseen data again: pass `calibration=`, then call `threshold`.
+        """
         if self._gathered is None and self._state is not None and self._fits:
             raise RuntimeError(
-                "this detector was loaded, or fitted to features, and does not know its sums: keep state = "
-                "detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
+                "this detector was loaded, or fitted to features, with holdout= or spill=, and does not know its sums: "
+                "keep state = detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
             )
         state = self.gather(loader, process_group=process_group)
         return self.fit_state(state + (self._gathered or 0), calibration, process_group=process_group)
@@ -248,11 +251,8 @@ class Detector(Decisions):
     def calibrate(self, loader: Iterable[Any], *, process_group: Any = None) -> Self:
         """Calibrate with other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
-        with work(self, process_group) as crew:
-            kept = self._kept(loader)
-            with crew.step():
-                unseen = self._unseen(kept, fitted.head.reductions)
-            return self._keep(calibrate(self, fitted, unseen, "unseen", kept), self._gathered)
+        with work(self, process_group):
+            return self._keep(recalibrate(self, fitted, loader), self._gathered)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""

@@ -56,6 +56,15 @@ def test_shards_of_several_processes(fitted, tmp_path):
         write_scores(detector, x.split(50), tmp_path, shard=(0, 1))
 
 
+def test_names_that_begin_missing_or_whole(fitted, tmp_path):
+    detector, x = fitted
+    for kind, second in (("text", "a.png"), ("number", 0.5)):
+        given = iter([None if kind == "text" else 1, second] * 10)
+        file = write_scores(detector, x[:100].split(50), tmp_path / kind, names=lambda b: [next(given)] * 50, rows=50)  # noqa: B023
+        names = pandas.read_parquet(file)["name"]
+        assert names[99] == second and (pandas.isna(names[0]) if kind == "text" else names[0] == 1)
+
+
 def test_torchrun_says_which_shard(fitted, tmp_path, monkeypatch):
     detector, x = fitted
     monkeypatch.setenv("RANK", "2")
@@ -159,6 +168,8 @@ def test_errors_say_what_to_do(fitted, tmp_path, monkeypatch):
         write_scores(detector, x.split(50), tmp_path / "a", names=lambda batch: ["a", "b"])
     with pytest.raises(ValueError, match="nothing to score"):
         write_scores(detector, [], tmp_path / "b")
+    with pytest.raises(ValueError, match=r"such as \(0, 2\), not \(2, 2\)"):
+        write_scores(detector, [x], tmp_path / "b", shard=(2, 2))
     with pytest.raises(RuntimeError, match="is not fitted"):
         write_scores(LatentDensity(nn.Linear(4, 2), ""), [x], tmp_path / "c")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import warnings
 from pathlib import Path
@@ -76,6 +77,17 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(OSError, match=r"layer 'hidden' do not fit .* give spill= a larger disk"):
         fitted(drawn(20_000, 1), GaussianMixture(3), spill=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_of_the_system_is_named(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"do not fit into .* rows \(File too large\): give spill="):
+            fitted(drawn(20_000, 1), GaussianMixture(3), spill=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 

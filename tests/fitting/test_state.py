@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, State
+from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, State, io
 from hidden_uncertainty.baselines import KernelDensity, Mahalanobis, NearestNeighbours, RelativeMahalanobis
 from hidden_uncertainty.fitting import state as module
 
@@ -100,6 +101,30 @@ def test_saved_and_sent(tmp_path: Path) -> None:
         State.load(tmp_path / "detector.safetensors")
     with pytest.raises(ValueError, match="state 1"):
         Detector.load(tmp_path / "state.safetensors", network())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda header, sums: header.update(inputs=7), "counts do not add up"),
+        (lambda header, sums: sums["count"].neg_(), "counts do not add up"),
+        (lambda header, sums: sums["scatter"].mul_(math.nan), "not finite"),
+        (lambda header, sums: sums.update(total=sums["total"].float()), "not in float64"),
+        (lambda header, sums: sums.update(scatter=sums["scatter"][:, :2, :2].clone()), "other shapes"),
+        (lambda header, sums: sums.pop("fourth"), "other shapes"),
+        (lambda header, sums: header["terms"][0].update(dtype="save"), "unknown type"),
+    ],
+)
+def test_a_crafted_file_is_refused(change: Callable[..., Any], text: str, tmp_path: Path) -> None:
+    path, (x, y) = tmp_path / "state.safetensors", data()
+    ONE["full"](network()).gather(batches(x, y)).save(path)
+    header, tensors = io.read(path)
+    sums = {name.removeprefix("0.moments."): part for name, part in tensors.items() if name.startswith("0.moments.")}
+    others = {name: part for name, part in tensors.items() if not name.startswith("0.moments.")}
+    change(header, sums)
+    io.write(path, header, others | {f"0.moments.{name}": part for name, part in sums.items()})
+    with pytest.raises(ValueError, match=f"is damaged: .*{text}"):
+        State.load(path)
 
 
 def test_more_data_as_all_at_once() -> None:
@@ -198,6 +223,13 @@ def test_errors_say_what_to_do() -> None:
         sum(states)
     with pytest.raises(ValueError, match="Gather it with the same kind of detector"):
         ONE["mahalanobis"](network()).fit_state(states[0])
+    with pytest.raises(NotImplementedError, match=r"Mixture\(components=2.*fitted to rows.*: use fit\(loader\)"):
+        LatentDensity(network(), "1", GaussianMixture(2)).fit_state(states[0])
+    with pytest.raises(TypeError, match=r"fit_state takes a State, .* not 'state.safetensors'"):
+        one.fit_state("state.safetensors")  # type: ignore[arg-type]
+    for other in (None, 5):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            states[0] + other  # type: ignore[operator]
     model[0].weight.data *= 1e25
     with pytest.raises(ValueError, match=r"z reaches .*, whose square torch.float32 cannot hold"):
         LatentDensity(model, "0", GaussianMixture(1)).fit(loader)

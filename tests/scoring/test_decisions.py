@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -268,6 +269,8 @@ def test_groups_have_names_and_may_be_new() -> None:
     with pytest.warns(UserWarning, match="no unseen score is of group 3, 4: p is 1 there"):
         p = p_value_by_group(unseen, torch.tensor([0, 0, 1, 1]), torch.full((3,), 99.0), torch.tensor([4, 0, 3]))
     assert p.tolist() == [1.0, 1 / 3, 1.0]
+    late = pandas.DataFrame({"score": unseen.numpy(), "time": groups}, index=range(7, 11))  # a part of a frame
+    assert p_value_by_group(late["score"], late["time"], late["score"], late["time"]).tolist() == [1.0, 0.75, 0.75, 1.0]
     with pytest.raises(ValueError, match=r"one score and one group per input; got \(4,\) and \(3,\)"):
         p_value_by_group(unseen, [0, 0, 1], unseen, [0, 0, 0, 0])
 
@@ -279,7 +282,7 @@ def test_what_is_needed(trained, data) -> None:
         TypeError, match=r"abstain takes what a detector returned, not Tensor: .*abstain\(detector\(x\)\)"
     ):
         energy.abstain(x)
-    with pytest.raises(RuntimeError, match=r"to abstain need labelled data .* y one class per input, from 0"):
+    with pytest.raises(RuntimeError, match=r"^decisions to abstain need labelled data .* y one class per input, from"):
         energy.abstain(energy(x))
     with pytest.raises(RuntimeError, match=r"sets need labelled data .* y one class per input, from 0"):
         energy.prediction_set(energy(x))
@@ -307,6 +310,14 @@ def test_what_is_needed(trained, data) -> None:
     both = LatentDensity(model, "hidden", GaussianMixture(1)).fit(data["train"], calibration=data["unseen"])
     with pytest.raises(RuntimeError, match="older than the calibration, or of another detector"):
         both.abstain(Uncertainty(prediction=torch.zeros(1, dtype=torch.long), epistemic=torch.zeros(1)), 0.05)
+
+
+def test_several_labels_are_decided_one_by_one(trained) -> None:
+    unseen, label = blobs(400, seed=20)
+    energy = Energy(trained, task="multi-label").calibrate([(unseen, nn.functional.one_hot(label).float())])
+    for decide in (energy.abstain, energy.prediction_set, energy.interval):
+        with pytest.raises(RuntimeError, match=r"is not for several labels per input: .* u\.aleatoric_per_label"):
+            decide(energy(unseen))
 
 
 def test_pixels_are_not_answered_one_by_one() -> None:

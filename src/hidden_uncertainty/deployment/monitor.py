@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from hashlib import blake2b
 from os import PathLike
 from typing import Any, Self
 
@@ -82,7 +83,10 @@ class Monitor:
         self.usual = float(known[known.isfinite()].abs().median().nan_to_num(1.0)) or 1.0
         self._random = torch.Generator("cpu").manual_seed(io.plain(seed) + 1)
         self.reset()
-        fixed = torch.Generator("cpu").manual_seed(0)  # all monitors of one calibration have the same edges
+        # All monitors of one calibration have the same edges. Another calibration has another order of equal scores: if
+        # it were the same for all, an unlucky one would be unlucky in every stream.
+        own = int.from_bytes(blake2b(known.numpy().tobytes(), digest_size=7).digest())
+        fixed = torch.Generator("cpu").manual_seed(own)
         ranks = self.sizes.cumsum(0)[:-1].long()
         self.edges = self._untied(known, fixed).sort().values[ranks - 1]  # (K - 1,)
 

@@ -51,6 +51,8 @@ def write_scores(
     """
     parquet = _parquet()
     rank, size = _shard() if shard is None else shard
+    if not 0 <= rank < size:
+        raise ValueError(f"shard= is which of how many, counted from zero, such as (0, 2), not ({rank}, {size}).")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     other = [file.name for file in folder.glob("scores-*-of-*.parquet") if f"-of-{size:05d}." not in file.name]
@@ -79,7 +81,7 @@ def write_scores(
             if digest.hexdigest().encode() != known.metadata[INPUTS]:
                 raise ValueError(
                     f"the loader gives other inputs than those of '{part}', which an earlier run wrote: to go on, it "
-                    "must give the same inputs in the same order. Turn shuffling off, or remove the files."
+                    "must give the same inputs in the same order and batches. Turn shuffling off, or remove the files."
                 )
             done += known.num_rows
         if done:
@@ -126,8 +128,11 @@ class _Parts:
 
     def join(self) -> None:
         """Make one file of all parts."""
+        import pyarrow
+
         parquet = _parquet()
-        schema = parquet.read_schema(self.known[0])
+        schemas = [parquet.read_schema(part) for part in self.known]  # names of a part may all be missing
+        schema = pyarrow.unify_schemas(schemas, promote_options="permissive")
         with replacing(self.file) as whole, parquet.ParquetWriter(whole, schema) as writer:
             for part in self.known:
                 writer.write_table(parquet.read_table(part).cast(schema))

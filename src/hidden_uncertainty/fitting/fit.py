@@ -32,6 +32,8 @@ def work(detector: Any, process_group: Any) -> Iterator[Team]:
     """Work on a detector, by all processes of a group together; what was found of its task goes if that fails."""
     with bars(detector.progress), detector.reader.tentative(), together(process_group) as crew:
         check_model(detector.model)
+        known = f"{type(detector).__name__} of {detector.layers} given the {detector.condition}, {sums_of(detector)}"
+        crew.same("the detector", known)
         yield crew
 
 
@@ -84,26 +86,34 @@ def fit_data(
     """
     crew, sample = team(), data.sample if isinstance(data, State) else data
     crew.same("whether calibration= or holdout= was given,", [calibration is not None, unseen is not None])
-    with crew.step():  # before the fit, so that an error in it comes first
-        if calibration is not None:
-            reductions = detector.reader.reductions if sample is None else sample.reductions
-            kept = detector._kept(calibration)
-            unseen = detector._unseen(kept, reductions or detector._unfitted().head.reductions)
+    if calibration is not None:  # before the fit, so that an error in it comes first
+        reductions = detector.reader.reductions if sample is None else sample.reductions
+        unseen, kept = read_unseen(detector, calibration, reductions)
 
     def fit() -> Fitted:
-        if sample is None or not detector._fits:
+        if sample is None:
             return detector._unfitted()
         methods = {name: term.method for name, term in detector.terms.items()}
         moments = {**data.moments, **data.rows} if isinstance(data, State) else None
         options: dict[str, Any] = {"owner": detector, "moments": moments}
         return fit_terms(methods, sample, detector.condition, detector._combination, **options)
 
-    fitted = of_first(fit, device_of(detector.model))
+    fitted = of_first(fit, device_of(detector.model)) if detector._fits else detector._unfitted()
     if unseen is None:
         return fitted
     if not apart:
         fitted, unseen = fitted.learn(unseen)
     return calibrate(detector, fitted, unseen, "holdout" if apart else "unseen", kept)
+
+
+def read_unseen(
+    detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None
+) -> tuple[Unseen, Kept]:
+    """What was read of unseen data, and some of their inputs, to be read again."""
+    with team().step():
+        warn_of_padding(loader)
+        kept = detector._kept(loader)
+        return detector._unseen(kept, reductions or detector._unfitted().head.reductions), kept
 
 
 def check_features(detector: Any, features: Features, calibration: Features | None) -> None:
@@ -121,7 +131,9 @@ def check_features(detector: Any, features: Features, calibration: Features | No
 
 def check_state(detector: Any, state: State) -> None:
     """Raise unless a state is of such a detector, and not empty."""
-    sums, sample = sums_of(detector), state.settle().sample
+    if not isinstance(state, State):
+        raise TypeError(f"fit_state takes a State, as detector.gather(loader) or State.load(path), not {state!r}.")
+    sums, sample = _require_sums(detector), state.settle().sample
     if sample is None or sums != dict(state.sums) or state.condition != detector.condition:
         raise ValueError(
             f"the state has {dict(state.sums)} of {state.inputs:,} inputs given the {state.condition}; this detector "
@@ -139,6 +151,12 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
     alike = detector.reader.repeats and all(term.method.smooth for term in detector.terms.values())
     again = read_again(kept, unseen, read) if alike else ()
     return fitted.calibrate(detector._readings(unseen, fitted), how, again)
+
+
+def recalibrate(detector: Any, fitted: Fitted, loader: Iterable[Any]) -> Fitted:
+    """The same with calibrations from other unseen data."""
+    unseen, kept = read_unseen(detector, loader, fitted.head.reductions)
+    return calibrate(detector, fitted, unseen, "unseen", kept)
 
 
 def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
@@ -160,6 +178,15 @@ def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
     return found
 
 
+def _require_sums(detector: Any, *, chunks: bool = False) -> dict[str, Sums]:
+    sums = sums_of(detector, chunks=chunks)
+    if isinstance(sums, str):
+        raise NotImplementedError(
+            f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
+        )
+    return sums
+
+
 def gather(
     detector: Any,
     loader: Iterable[Any],
@@ -167,11 +194,7 @@ def gather(
     files: Spill | None = None,
 ) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
-    sums = sums_of(detector, chunks=files is not None)
-    if isinstance(sums, str):
-        raise NotImplementedError(
-            f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
-        )
+    sums = _require_sums(detector, chunks=files is not None)
     crew, reader = team(), detector.reader
     assert isinstance(reader, Extractor)
     state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
@@ -183,13 +206,13 @@ def gather(
     else:
         stream, seen = reader._batches(loader), None
     with crew.step():
+        warn_of_padding(loader)
         for features, _ in reader.pieces(stream, reductions, count(loader)):
             if sums or state.rows:
                 require_classes(features.task, type(detector).__name__)
             state.add(features)
         check_count(seen, state.inputs)
     total = state.summed(crew, reductions, device_of(reader.model) or "cpu")
-    warn_of_padding(loader, total.inputs)
     if total.sample is not None and reader.task is None:
         reader.task = total.sample.task
     return total
@@ -203,6 +226,8 @@ def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tup
             f"{_name(detector)} cannot be fitted by several processes: fit it in one, with process_group=False, save "
             "it, and load it in the others."
         )
+    with crew.step():
+        warn_of_padding(loader)
     features, apart = reader.fit(loader, holdout=holdout)
     apart = apart if apart is not None or not holdout else Nothing()
     apart = apart if holdout else None
@@ -211,7 +236,6 @@ def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tup
     if detector._fits:
         every = crew.to_first(None if features is None else features.plain())
         total = sum(crew.all(0 if features is None else len(features)))
-        warn_of_padding(loader, total)
         if crew.rank == 0:
             assert reader.reductions is not None
             features = Features.received(every, reader.reductions, device_of(reader.model) or "cpu")
@@ -237,14 +261,13 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"process {other[0]} has another model than process 0: all must have the same.")
 
 
-def warn_of_padding(loader: Any, inputs: int) -> None:
-    """Warn where a sampler gave some inputs twice, to make shards equally long."""
+def warn_of_padding(loader: Any) -> None:
+    """Warn where a sampler gives some inputs twice, to make shards equally long."""
     dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
-    if not hasattr(sampler, "num_replicas") or not isinstance(dataset, Sized) or team().size == 1:
-        return
-    if inputs > len(dataset) and team().rank == 0:
+    given = getattr(sampler, "total_size", 0)  # to all processes, by a DistributedSampler
+    if isinstance(dataset, Sized) and given > len(dataset) and team().size > 1 and team().rank == 0:
         warn(
-            f"{inputs:,} inputs came of {len(dataset):,}: {type(sampler).__name__} repeats some, so that shards are "
+            f"{given:,} inputs come of {len(dataset):,}: {type(sampler).__name__} repeats some, so that shards are "
             "equally long, which they need not be here. Repeated inputs count twice, and break what calibration "
             "promises. Give each process Subset(dataset, range(rank, len(dataset), processes)) instead."
         )

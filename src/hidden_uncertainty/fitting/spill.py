@@ -75,7 +75,8 @@ class Rows:
                 raise OSError(
                     error.errno,
                     f"the features of layer {self.name!r} do not fit into {str(self.path.parent.parent)!r}, with "
-                    f"{free / 1e6:,.0f} MB free after {int(self.count.sum()):,} rows: give spill= a larger disk",
+                    f"{free / 1e6:,.0f} MB free after {int(self.count.sum()):,} rows ({error.strerror}): give spill= a "
+                    "larger disk",
                 ) from error
         size = max(len(self.count), int(y.max()) + 1 if len(y) else 0)
         self.count = torch.nn.functional.pad(self.count, (0, size - len(self.count))) + y.cpu().bincount(minlength=size)

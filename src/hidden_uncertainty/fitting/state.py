@@ -19,6 +19,7 @@ from .spill import Rows
 
 ROWS = 1 << 13  # put together before they are summed: products of few rows are slow
 VERSION = "state 1"  # of files
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(eq=False)
@@ -83,8 +84,8 @@ class State:
 
     def __add__(self, other: State | int) -> State:
         """The state of the data of both; `sum` begins with 0."""
-        if isinstance(other, int):
-            return self
+        if not isinstance(other, State):
+            return self if isinstance(other, int) and other == 0 else NotImplemented
         mine, theirs = self.settle().sample, other.settle().sample
         if mine is None or theirs is None:
             return self if theirs is None else other
@@ -172,7 +173,9 @@ class State:
                 if sums is not None:
                     found = {key: own.get(f"moments.{key}") for key in ("cubes", "fourth")}
                     found |= {key: own[f"moments.{key}"] for key in ("count", "shift", "total", "scatter")}
+                    io.expect(term["dtype"] in FLOATS, f"rows of {name!r} are of an unknown type")
                     state.moments[name] = Moments(**found, dtype=getattr(torch, term["dtype"]))  # type: ignore[arg-type]
+                    state.moments[name].check(sums, state.inputs)
                     state.sums = {**state.sums, name: sums}
             state.sample = Features(
                 z=z,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..arrays import to_array
+from ..arrays import to_array, to_tensor
 from ..io import expect
 from ..notes import warn
 
@@ -255,7 +255,7 @@ def p_value_by_group(unseen: Any, unseen_groups: Any, scores: Any, groups: Any) 
         >>> p_value_by_group(unseen, groups, torch.tensor([5.0, 5.0]), [0, 1]).tolist()
         [0.25, 1.0]
     """
-    values = [torch.as_tensor(part) for part in (unseen, scores)]
+    values = [torch.as_tensor(to_tensor(part)) for part in (unseen, scores)]
     names = [to_array(part) if isinstance(part, Tensor) else np.asarray(part) for part in (unseen_groups, groups)]
     for value, name in zip(values, names, strict=True):
         if value.dim() != 1 or name.shape != tuple(value.shape):

@@ -254,7 +254,7 @@ class Decisions:
             raise RuntimeError("abstain is for whole inputs, and these are maps: u.surprising tells pixels apart.")
         if selection is None:
             shape = "y of the predictions' shape" if numbers else "y one class per input, from 0"
-            raise RuntimeError(f"to abstain {_LABELS}, {shape}. {_AGAIN}")
+            raise RuntimeError(f"decisions to abstain {_LABELS}, {shape}. {_AGAIN}")
         if numbers != (tolerance is not None) or (tolerance is not None and not tolerance >= 0):
             raise ValueError(
                 "for networks that predict numbers, say how far off is wrong, in the output's unit: abstain(u, "
@@ -286,5 +286,10 @@ def _scored(what: str, u: Any) -> Uncertainty:
         raise TypeError(
             f"{what} takes what a detector returned, not {type(u).__name__}: score inputs first, with "
             f"detector.{what}(detector(x))."
+        )
+    if u.prediction.dim() == 2 and not u.prediction.is_floating_point():
+        raise RuntimeError(
+            f"{what} is not for several labels per input: decide by u.surprising, and by u.aleatoric_per_label about "
+            "each label."
         )
     return u

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...io import expect
 from ..linalg import ROWS, Shrinkage, find_target, gram, own_order
 
 TINY = torch.finfo(torch.float64).tiny
@@ -230,6 +231,17 @@ class Moments:
     def constant(self) -> bool:
         """Whether all rows are the same."""
         return self.central().constant()
+
+    def check(self, sums: Sums, rows: int) -> None:
+        """Raise a ValueError where these cannot be such sums over so many rows."""
+        (classes, dim), kept = self.shift.shape, self.tensors()
+        shapes = {"count": (classes,), "shift": (classes, dim), "total": (classes, dim), "scatter": (1, dim, dim)}
+        if sums == "each":
+            shapes |= {"scatter": (classes, dim, dim), "cubes": (classes, dim), "fourth": (classes,)}
+        expect({name: tuple(part.shape) for name, part in kept.items()} == shapes, "sums have other shapes")
+        right = all(part.dtype == torch.float64 and bool(part.isfinite().all()) for part in kept.values())
+        expect(right, "sums are not in float64, or not finite")
+        expect(bool((self.count >= 0).all()) and float(self.count.sum()) == rows, "counts do not add up to the inputs")
 
     def merged(self) -> Moments:
         """Of all rows as of one class, without the fourth."""
