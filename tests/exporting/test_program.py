@@ -1,9 +1,11 @@
 """Exported graphs in onnxruntime beside the detectors that they were made of."""
 
 import copy
+import importlib.util
 import json
 import math
 import sys
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -231,3 +233,21 @@ def test_other_methods_export(trained, data, method) -> None:
     found = export(detector, x[:2]).module()(x)
     close(detector(x).epistemic, found["epistemic"])
     assert "surprising" not in found  # there is no threshold yet
+
+
+def test_the_service_takes_what_was_exported(exported) -> None:
+    detector, draw, session = exported("texts default")
+    spec = importlib.util.spec_from_file_location("serve", Path(__file__).parents[2] / "examples/serve/serve.py")
+    sys.modules["serve"] = serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    model = serve.Model(session._model_path)
+    batches = [draw(n, 8) for n in (1, 3)]
+    bodies = [json.dumps({name: part.tolist() for name, part in batch.items()}).encode() for batch in batches]
+    given = [model.read(body, 4) for body in bodies]
+    assert [count for _, count in given] == [1, 3]
+    for batch, part in zip(batches, model.run([arrays for arrays, _ in given]), strict=True):
+        u, told = detector(batch), [json.loads(line) for line in serve.lines(part).splitlines()]
+        assert [line["prediction"] for line in told] == u.prediction.tolist()
+        assert [line["surprising"] for line in told] == u.surprising.tolist()
+        close(u.epistemic, torch.tensor([line["epistemic"] for line in told]))
+        close(u.probabilities, torch.tensor([line["probabilities"] for line in told]))
