@@ -390,7 +390,9 @@ def _serve(result: dict[str, Any], before: dict[str, Any]) -> str:
         faults = [f"{entry['requests']:,}", str(entry["lost"]), str(entry["wrong"])]
         rows.append([entry["model"], *rates, *plain, *times, *faults, f"{memory} MB"])
         kinds = ", ".join(f"{count:,} {what}" for what, count in entry["refused"].items())
-        refused.append(f"- {entry['model']}: {entry['seconds'] / 60:.1f} minutes; refused in between: {kinds}")
+        minutes = f"{entry['seconds'] / 60:.1f} minutes"
+        busy = "load average {:.0f} to {:.0f}".format(*(f(entry["load_average"]) for f in (min, max)))
+        refused.append(f"- {entry['model']}: {minutes}, {busy}; refused in between: {kinds}")
     head = [
         "",
         "requests/s",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import random
 import re
 import socket
@@ -173,7 +174,7 @@ def measure(path: Path, inputs: np.ndarray, seconds: float, clients: int, thread
             first.close()
         warm = runs_of(port)
         start = time.perf_counter()
-        end, memory = start + seconds, [resident(server.pid)]
+        end, memory, busy = start + seconds, [resident(server.pid)], [os.getloadavg()[0]]
         found = [
             {"sent": 0, "lost": 0, "wrong": 0, "inputs": 0, "seconds": [], "status": Counter()} for _ in range(clients)
         ]
@@ -188,6 +189,7 @@ def measure(path: Path, inputs: np.ndarray, seconds: float, clients: int, thread
         for _ in range(20):
             time.sleep(max(0.0, min(seconds / 20, end - time.perf_counter())))
             memory.append(resident(server.pid))
+            busy.append(os.getloadavg()[0])
         for thread in work:
             thread.join()
         passed = time.perf_counter() - start
@@ -213,6 +215,7 @@ def measure(path: Path, inputs: np.ndarray, seconds: float, clients: int, thread
         **{f"p{q}": float(np.percentile(times, q)) for q in (50, 99)},
         **{"plain_one_per_second": before, "plain_batch_per_second": after},
         **{"ratio_one": rate / before, "ratio_batch": rate / after},
+        "load_average": busy,
         **{"memory_mb": memory, "first_mb": memory[0], "middle_mb": memory[10], "last_mb": memory[-1]},
     }
 
