@@ -15,7 +15,10 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE / "RESULTS.md", *(HERE.parent / "docs" / name for name in ("speed.md", "monitoring.md", "scale.md")))
+PAGES = (
+    HERE / "RESULTS.md",
+    *(HERE.parent / "docs" / name for name in ("speed.md", "monitoring.md", "scale.md", "serving.md")),
+)
 PLACE = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 OTHERS = {
     "ensemble": "ensemble of ten networks",
@@ -376,6 +379,40 @@ def _export(result: dict[str, Any], before: dict[str, Any]) -> str:
     return f"{table([*head, 'extra (quartiles)', 'rounds'], rows)}\n\n{floor}\n\n{made}"
 
 
+def _serve(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Rates, times and memory of the example's service under load, and what was refused."""
+    rows, refused = [], []
+    for entry in result["entries"]:
+        rates = [f"{entry['requests_per_second']:,.0f}", f"{entry['inputs_per_second']:,.0f}"]
+        plain = [f"{entry[f'plain_{how}_per_second']:,.0f} ({entry[f'ratio_{how}']:.2f} ×)" for how in ("one", "batch")]
+        times = [f"{entry['inputs_per_run']:.1f}", f"{_seconds(entry['p50'])} ({_seconds(entry['p99'])})"]
+        memory = " → ".join(f"{entry[f'{when}_mb']:,.0f}" for when in ("first", "middle", "last"))
+        faults = [f"{entry['requests']:,}", str(entry["lost"]), str(entry["wrong"])]
+        rows.append([entry["model"], *rates, *plain, *times, *faults, f"{memory} MB"])
+        kinds = ", ".join(f"{count:,} {what}" for what, count in entry["refused"].items())
+        minutes = f"{entry['seconds'] / 60:.1f} minutes"
+        busy = "load average {:.0f} to {:.0f}".format(*(f(entry["load_average"]) for f in (min, max)))
+        refused.append(f"- {entry['model']}: {minutes}, {busy}; refused in between: {kinds}")
+    head = [
+        "",
+        "requests/s",
+        "inputs/s",
+        "onnxruntime alone, one at a time",
+        "alone, as many at a time",
+        "inputs per run",
+    ]
+    head += ["p50 (p99)", "requests", "lost", "wrong", "memory at start, middle, end"]
+    one = result["entries"][0]
+    cpu = "{cpu}, {cores} cores".format(**result["machine"])
+    made = f"`{result['command']}`, {result['date'][:10]}, {cpu}, {one['threads']} thread for the network"
+    return "\n\n".join([table(head, rows), "\n".join(refused), f"{made}, {_versions(result['machine'])}"])
+
+
+def _answer(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """What the service says of one input."""
+    return f"```\n$ curl 127.0.0.1:8000/score --data-binary @image.npy\n{result['entries'][0]['answer']}\n```"
+
+
 SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "cpu": ("latest.json", "history.jsonl", "make bench", _cpu),
     "gpu": ("gpu.json", "gpu-history.jsonl", "make bench-gpu", _gpu),
@@ -383,6 +420,8 @@ SECTIONS: dict[str, tuple[str, str, str, Callable[[Any, Any], str]]] = {
     "growth": ("growth.json", "growth-history.jsonl", "make bench-growth", _growth),
     "busy": ("busy.json", "busy-history.jsonl", "python -m bench.busy", _busy),
     "export": ("export.json", "export-history.jsonl", "python -m bench.export", _export),
+    "serve": ("serve.json", "serve-history.jsonl", "python -m bench.serve", _serve),
+    "answer": ("serve.json", "serve-history.jsonl", "python -m bench.serve", _answer),
     "call": ("latest.json", "history.jsonl", "make bench", _call),
     "default": ("default.json", "default-history.jsonl", "python -m bench.default", _default),
     "memory": ("latest.json", "history.jsonl", "make bench", _memory),

@@ -26,7 +26,7 @@ def test_the_pages_show_the_committed_files():
 
 
 SECTION_NAMES = ["cpu", "gpu", "training", "growth", "busy", "call", "default", "memory", "fit", "device"]
-SECTION_NAMES += ["alarms", "delays", "scale", "export"]
+SECTION_NAMES += ["alarms", "delays", "scale", "export", "serve", "answer"]
 
 
 @pytest.mark.parametrize("name", SECTION_NAMES)

@@ -1,9 +1,11 @@
 """Exported graphs in onnxruntime beside the detectors that they were made of."""
 
 import copy
+import importlib.util
 import json
 import math
 import sys
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -181,6 +183,44 @@ def test_a_file_that_would_differ_is_not_written(fit, data, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+class Named(nn.Module):
+    """Inputs called as an output of the graph, as an operation in it, and as anything."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(2, 8), nn.Linear(8, 3)
+
+    def forward(self, prediction, tanh, scale):
+        return {"logits": self.out(torch.tanh(self.first(prediction) + tanh) * scale), "other": tanh}
+
+
+def test_inputs_may_be_called_as_other_parts_of_the_graph(tmp_path) -> None:
+    torch.manual_seed(0)
+    options = {"task": "classification", "output": "logits", "progress": False}
+
+    def draw(n, seed):
+        generator = torch.Generator().manual_seed(seed)
+        sizes = {"prediction": (n, 2), "tanh": (n, 8), "scale": (n, 1)}
+        return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+
+    detector = LatentDensity(Named(), "first", GaussianMixture(covariance="pooled"), **options).fit([draw(300, 1)])
+    export(detector, draw(2, 2), tmp_path / "graph.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "graph.onnx", providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["input_prediction", "tanh", "scale"]
+    batch = draw(300, 3)
+    found = run(session, {"input_prediction" if name == "prediction" else name: batch[name] for name in batch})
+    close(detector(batch).epistemic, found["epistemic"])
+
+
+def test_a_graph_that_onnxruntime_cannot_run_is_not_written(data, tmp_path) -> None:
+    loader = [x.bfloat16() for x, _ in data["train"]]
+    one = GaussianMixture(covariance="pooled", min_samples=1)
+    detector = LatentDensity(small().bfloat16(), "first", one, task="classification").fit(loader)
+    with pytest.raises(RuntimeError, match=r"onnxruntime cannot run the graph.*model.float\(\)"):
+        export(detector, loader[0], tmp_path / "graph.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 class Counting(nn.Module):
     """A layer that takes its number of inputs as a constant."""
 
@@ -231,3 +271,21 @@ def test_other_methods_export(trained, data, method) -> None:
     found = export(detector, x[:2]).module()(x)
     close(detector(x).epistemic, found["epistemic"])
     assert "surprising" not in found  # there is no threshold yet
+
+
+def test_the_service_takes_what_was_exported(exported) -> None:
+    detector, draw, session = exported("texts default")
+    spec = importlib.util.spec_from_file_location("serve", Path(__file__).parents[2] / "examples/serve/serve.py")
+    sys.modules["serve"] = serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    model = serve.Model(session._model_path)
+    batches = [draw(n, 8) for n in (1, 3)]
+    bodies = [json.dumps({name: part.tolist() for name, part in batch.items()}).encode() for batch in batches]
+    given = [model.read(body, 4) for body in bodies]
+    assert [count for _, count in given] == [1, 3]
+    for batch, part in zip(batches, model.run([arrays for arrays, _ in given]), strict=True):
+        u, told = detector(batch), [json.loads(line) for line in serve.lines(part).splitlines()]
+        assert [line["prediction"] for line in told] == u.prediction.tolist()
+        assert [line["surprising"] for line in told] == u.surprising.tolist()
+        close(u.epistemic, torch.tensor([line["epistemic"] for line in told]))
+        close(u.probabilities, torch.tensor([line["probabilities"] for line in told]))

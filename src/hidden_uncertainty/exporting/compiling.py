@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..abilities import require
 from ..uncertainty import Uncertainty
@@ -37,11 +38,25 @@ class Compiled:
             if self._run is None:
                 with self._lock:
                     self._run = self._run or self._make(batch)
+            self._check(batch)
             found = self._run(*tensors_of(batch))
         found.pop("surprising", None)
         return Uncertainty(threshold=self._fitted.threshold, **found)
 
+    def _check(self, batch: Any) -> None:
+        """Raise where inputs are not as compiled: the code would not notice, and read beyond their memory."""
+        (known, others), size = self._known, batch.size
+        expected = [(kind, device, (size, *shape[1:]) if rows else shape) for kind, device, shape, rows in known]
+        tensors, given = _seen(batch)
+        found = [part[:3] for part in tensors]
+        if (found, given) != (expected, others):
+            raise ValueError(
+                f"this scorer was compiled for {_told(expected, others)}; got {_told(found, given)}. Inputs of another "
+                "size or type need a scorer of their own: detector.compile()."
+            )
+
     def _make(self, batch: Any) -> Any:
+        self._known = _seen(batch)
         program = traced(self._detector, self._fitted, batch, "spread")
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -54,6 +69,19 @@ class Compiled:
                     "g++; export needs none."
                 ) from error
             return torch._inductor.aoti_load_package(made)
+
+
+def _seen(batch: Any) -> tuple[list[Any], list[Any]]:
+    """Type, device, shape of each tensor and whether it has a row per input; what else is a part of the code."""
+    size, tensors = batch.size, tensors_of(batch)
+    rows = [(part.dtype, part.device, tuple(part.shape), part.shape[:1] == (size,)) for part in tensors]
+    return rows, [
+        part for part in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(part, int | float | str)
+    ]
+
+
+def _told(tensors: list[Any], others: list[Any]) -> str:
+    return ", ".join([f"{kind} {shape} on {device}" for kind, device, shape in tensors] + [repr(one) for one in others])
 
 
 def compiled(detector: Any) -> Compiled:

@@ -134,8 +134,6 @@ def _write(
     coverage: float | None,
 ) -> None:
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir() or target.is_dir():
-        raise FileNotFoundError(f"'{path}' is a folder, or is in none: name a file in a folder that exists.")
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     try:
         for name in levels:
@@ -159,10 +157,11 @@ def _write(
         for axis, size in enumerate(shape):
             if not isinstance(size, int):
                 shape[axis] = str(size.value).replace(symbol, "batch")
-    for value, name in zip(model.graph.inputs, input_names(detector, batch), strict=True):
-        value.name = name
     outputs = list(_outputs(program))
-    for value, name in zip(model.graph.outputs, outputs, strict=True):
+    inputs = [f"input_{name}" if name in outputs else name for name in input_names(detector, batch)]
+    for value in (value for node in model.graph for value in node.outputs if value.name in {*inputs, *outputs}):
+        value.name = f"graph.{value.name}"  # an operation's name, such as mean
+    for value, name in zip((*model.graph.inputs, *model.graph.outputs), (*inputs, *outputs), strict=True):
         value.name = name
     about = {"version": __version__, "detector": type(detector).__name__, "task": detector.task.config()}
     about |= {"layers": detector.layers, "threshold": fitted.threshold, "unit": detector.unit}
@@ -189,7 +188,13 @@ def _check(detector: Any, batch: Batch, path: Path) -> None:
         return
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise RuntimeError(
+            f"onnxruntime cannot run the graph: {first_line(error)} Nothing was written. It has no bfloat16 on a CPU: "
+            "fit a detector of model.float() and export that."
+        ) from error
     given = dict(zip((each.name for each in session.get_inputs()), map(to_array, tensors_of(batch)), strict=True))
     names = [each.name for each in session.get_outputs()]
     found = dict(zip(names, session.run(names, given), strict=True))
@@ -197,7 +202,8 @@ def _check(detector: Any, batch: Batch, path: Path) -> None:
     if not off <= CLOSE:
         raise RuntimeError(
             f"the graph differs from the detector on the example: epistemic by {off:.2g} of the score, more than "
-            f"{CLOSE:g}. Nothing was written. Does the network give the same twice, in float32 or float64?"
+            f"{CLOSE:g}. Nothing was written. Does the network give the same twice? In half precision it does not "
+            "in another runtime: fit a detector of model.float() and export that."
         )
     note(f"{path.name}: onnxruntime and the detector differ by {off:.1e} of the epistemic score on the example.")
 
@@ -235,6 +241,9 @@ def _require_onnx(path: Path) -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError(f"'{path}' is a file for ONNX runtimes, which takes onnx and onnxscript: {NEEDED}") from error
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir() or target.is_dir():
+        raise FileNotFoundError(f"'{path}' is a folder, or is in none: name a file in a folder that exists.")
 
 
 def first_line(error: BaseException) -> str:
