@@ -26,18 +26,18 @@ from .base import LayerDetector, LayerOptions, RowMethod
 
 
 class MahalanobisDistance(RowMethod):
-    """The squared distance to the nearest class mean, less that to the mean of all data where there is a background.
+    """The squared distance to the nearest class mean, less that to the mean of all data where it is `relative`.
 
     `epsilon` is how far `Mahalanobis` moves inputs first; other detectors do not.
     """
 
     unit = "squared deviations"
 
-    def __init__(
-        self, classes: PooledGaussians, background: PooledGaussians | None = None, *, epsilon: float = 0.0
-    ) -> None:
+    def __init__(self, shrinkage: Shrinkage | None, ridge: float, epsilon: float, relative: bool) -> None:
         super().__init__()
-        self.classes, self.background, self.epsilon = classes, background, epsilon
+        self.shrinkage, self.ridge, self.epsilon, self.relative = shrinkage, ridge, epsilon, relative
+        self.classes = PooledGaussians(shrinkage=shrinkage, ridge=ridge)
+        self.background = PooledGaussians(shrinkage=shrinkage, ridge=ridge) if relative else None
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Class means and the covariance around them, and the mean and covariance of all."""
@@ -63,21 +63,6 @@ class MahalanobisDistance(RowMethod):
         """The distance of each row."""
         nearest = self.classes(z).amin(1)
         return nearest if self.background is None else nearest - self.background(z)[:, 0]
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        background = None if self.background is None else self.background.config()
-        return {"classes": self.classes.config(), "background": background, "epsilon": self.epsilon}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        background = config["background"]
-        return cls(
-            PooledGaussians.from_config(config["classes"]),
-            None if background is None else PooledGaussians.from_config(background),
-            epsilon=config["epsilon"],
-        )
 
 
 class Mahalanobis(LayerDetector):
@@ -129,8 +114,8 @@ class Mahalanobis(LayerDetector):
             raise ValueError(f"epsilon must be zero or more, not {epsilon}.")
         if epsilon and options.get("pixels") is not None:
             raise ValueError("epsilon moves whole inputs: leave pixels= out, or use epsilon=0.")
-        parts = [PooledGaussians(shrinkage=shrinkage, ridge=ridge) for _ in range(1 + self.relative)]
-        super().__init__(model, layers, MahalanobisDistance(*parts, epsilon=epsilon), condition=condition, **options)
+        method = MahalanobisDistance(shrinkage, ridge, epsilon, self.relative)
+        super().__init__(model, layers, method, condition=condition, **options)
 
     @property
     def epsilon(self) -> float:

@@ -72,18 +72,6 @@ class Index(nn.Module):
         self._built: Any = None
         self._deviation = 1.0
 
-    def config(self) -> dict[str, Any]:
-        """The shape and precision of the points, as JSON."""
-        return {"shape": list(self.points.shape), "dtype": str(self.points.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], backend: Backend) -> Self:
-        """An index of the right shape, its points zero until they are loaded."""
-        points = torch.zeros(config["shape"], dtype=getattr(torch, config["dtype"]), device="cpu")
-        index = cls(points[:1], 0, backend)  # the mean of all would take time
-        index.points = points
-        return index
-
     @property
     def _faiss(self) -> Any:
         """The index of faiss, made when it is first needed; None where torch searches."""
@@ -149,20 +137,9 @@ class PointMethod(RowMethod):
         self.index = Index(z, self.k, self.backend)
         return self
 
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        index = None if self.index is None else self.index.config()
-        return {"k": self.k, "backend": self.backend, "index": index}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        options = dict(config)
-        index = options.pop("index")
-        method = cls(**options)
-        if index is not None:
-            method.index = Index.from_config(index, method.backend)
-        return method
+    def _build(self, shapes: Mapping[str, list[Any]]) -> None:
+        if shapes:
+            self.index = Index(torch.zeros(1, shapes["index.points"][2], device="cpu"), 0, self.backend)
 
 
 class NeighbourDistance(PointMethod):
@@ -183,10 +160,6 @@ class NeighbourDistance(PointMethod):
         """The distance of each row."""
         k = min(self.k + seen, len(self.index.points))
         return self.index.search(self._prepared(z), k)[0][:, -1]
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        return {**super().config(), "normalise": self.normalise}
 
     def _prepared(self, z: Tensor) -> Tensor:
         if not self.normalise:

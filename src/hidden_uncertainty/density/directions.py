@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from ..io import expect
+from ..notes import note
 from ..precision import precise, saturate
 from .linalg import gram
 
@@ -43,9 +44,19 @@ class Directions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dim = self.kept = self.dead = 0
+        self.dead = 0  # constant units among what was fitted to
         for name in BUFFERS:
             self.register_buffer(name, None)
+
+    @property
+    def dim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.basis)
+
+    @property
+    def kept(self) -> int:
+        """How many directions vary."""
+        return self.basis.shape[1]
 
     @property
     def collinear(self) -> int:
@@ -79,13 +90,14 @@ class Directions(nn.Module):
         on_basis = checked @ basis
         residual = checked - on_basis @ basis.mT
         variance = torch.maximum(values[values > floor].flip(0), on_basis.square().mean(0))
-        self.dim, self.kept, self.dead = z.shape[1], basis.shape[1], int(constant.sum())
-        dropped = self.dim - self.kept
+        self.dead, dropped = int(constant.sum()), z.shape[1] - basis.shape[1]
         spread = torch.maximum(floor, residual.square().sum(1).mean() / max(dropped, 1)).sqrt()
         log_scale = -0.5 * variance.log().sum() - dropped * (spread.log() + 0.5 * math.log(2 * math.pi))
         found = (center, basis.contiguous(), variance.sqrt(), spread, log_scale)
         for name, value in zip(BUFFERS, found, strict=True):
             setattr(self, name, value.to(dtype))
+        if dropped:
+            note(str(self.describe()))
         return self
 
     @precise
@@ -105,22 +117,6 @@ class Directions(nn.Module):
         kinds = {"dead": self.dead, "collinear with them": self.collinear}
         parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
         return f"{self.kept} of {self.dim} directions kept: {parts}" if parts else None
-
-    def config(self) -> dict[str, Any]:
-        """The shapes of what was fitted."""
-        dtype = None if self.center is None else str(self.center.dtype).removeprefix("torch.")
-        return {"dim": self.dim, "kept": self.kept, "dead": self.dead, "dtype": dtype}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The directions that `config` describes, with zeros where the fitted tensors go."""
-        directions = cls()
-        directions.dim, directions.kept, directions.dead = config["dim"], config["kept"], config["dead"]
-        if config["dtype"] is not None:
-            shapes = ((directions.dim,), (directions.dim, directions.kept), (directions.kept,), (), ())
-            for name, shape in zip(BUFFERS, shapes, strict=True):
-                setattr(directions, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
-        return directions
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

@@ -38,7 +38,6 @@ class BetaPrime(Continuous):
     """
 
     name = "beta-prime"
-    options: ClassVar[tuple[str, ...]] = ("scale", *Continuous.options)
     fitted: ClassVar[tuple[str, ...]] = ("shape", "unit")
 
     shape: Tensor  # α and β
@@ -156,7 +155,6 @@ class Histogram(Continuous):
     """
 
     name = "histogram"
-    options: ClassVar[tuple[str, ...]] = ("bins", *Continuous.options)
     fitted: ClassVar[tuple[str, ...]] = ("bounds", "mass", "tail")
 
     bounds: Tensor  # the smallest and the largest value

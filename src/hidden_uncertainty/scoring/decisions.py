@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..io import expect
+from ..stored import Stored
 from ..uncertainty import LayerScores, Uncertainty
 from .calibration import check_share
 from .combination import Tail
@@ -26,7 +26,7 @@ STEPS = 50  # thresholds that are tested
 LOOSEST = 0.99  # share of inputs that is accepted at most: far inputs have no bound but this one
 
 
-class Selection(nn.Module):
+class Selection(Stored):
     r"""Scores and errors of labelled unseen inputs, and which new inputs may be answered by them.
 
     Doubt grows with both scores. It says how rare each is among a fifth of the inputs, drawn at random:
@@ -112,22 +112,10 @@ class Selection(nn.Module):
             text += f". About {error:.2g} can be, where {answered:.0%} are answered"
         raise ValueError(f"{text}. Ask for a higher error, calibrate on more inputs, or train a better network.")
 
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`: the shape of the scores, and their dtype."""
-        return {"shape": list(self.scores.shape), "dtype": str(self.scores.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The module with buffers of the right shape, to be filled by `load_state_dict`."""
-        selection, dtype = cls(), {"float32": torch.float32, "float64": torch.float64}[config["dtype"]]
-        rows, columns = config["shape"]
-        selection.scores = torch.zeros(rows, columns, dtype=dtype, device="cpu")
-        selection.errors = torch.zeros(rows, dtype=dtype, device="cpu")
-        return selection
-
     def check(self) -> None:
         """Raise a ValueError where these cannot be scores and errors."""
-        expect(self.scores.shape[1] in (1, 2) and bool((self.errors >= 0).all()), "errors of inputs are negative")
+        rows = self.scores.dim() == 2 and self.scores.shape[1] in (1, 2) and len(self.scores) == self.errors.numel()
+        expect(rows and bool((self.errors >= 0).all()), "errors of inputs are negative")
 
 
 def both_scores(scores: LayerScores | Uncertainty, epistemic: Tensor, spread: Tensor | None) -> Tensor:

@@ -19,12 +19,12 @@ from ..marginal import LabelSets
 from ..model.tasks import Condition, MultiLabel, Task
 from ..notes import about, note
 from ..precision import gradients
+from ..stored import restore
 from ..team import team
 from ..uncertainty import LayerScores, Uncertainty
 from .combination import Combination
 from .errors import filled, unit_of
 from .head import FittedTerm, Head
-from .restore import restore
 from .terms import Method
 
 TO_LEARN = 1 / 3  # of unseen inputs: how terms are combined is learnt from these, thresholds from the others

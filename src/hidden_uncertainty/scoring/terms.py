@@ -14,6 +14,7 @@ from ..extract import OUTPUTS, Features, Lattice, Source
 from ..io import Unusable, name_of, register
 from ..model.layers import with_names
 from ..reduce import How, Reduce
+from ..stored import Stored
 
 Layers = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, Reduce] | Mapping[nn.Module, Reduce]
 
@@ -28,11 +29,10 @@ class Scores(NamedTuple):
     probabilities: Tensor | None = None  # of each label, (n, L), where an input may have several
 
 
-class Method(nn.Module, ABC):
+class Method(Stored, ABC):
     """What is fitted to one term's rows, and how it scores new ones.
 
-    What was fitted lives in buffers, so that a method moves and saves like any module. `config` says how to build it
-    again, empty; its buffers are then loaded into that.
+    What was fitted lives in buffers, so that a method moves and saves like any module.
     """
 
     kinds: ClassVar[dict[str, type[Method]]] = {}  # every method by its name, for files
@@ -111,15 +111,6 @@ class Method(nn.Module, ABC):
             prediction: what the network predicts for them, (n,) or (n, q).
             seen: whether they are rows that this was fitted to, none of which is to be its own neighbour.
         """
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON, before a fit and after it: files hold both."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be saved: it does not say its configuration.")
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes, its buffers zero until they are loaded."""
-        raise NotImplementedError(f"{cls.__name__} cannot be loaded: it does not say how it is built.")
 
 
 @dataclass(frozen=True, eq=False)

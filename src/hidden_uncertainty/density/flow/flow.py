@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import signature
 from numbers import Integral
 from typing import Any, Literal, Self, get_args
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...io import expect
-from ...notes import note, warn
+from ...notes import warn
 from ...precision import gradients, precise
 from ..base import Density
 from ..checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
@@ -138,9 +137,6 @@ class ConditionalFlow(Density):
         trained = train(flow, Sample(*parts[0]), Sample(*parts[1]), schedule)
         self.directions, self.flow = directions, flow.requires_grad_(False)
         self.classes, self.y_center, self.y_deviation = classes, center, deviation
-        dropped = directions.describe()
-        if dropped is not None:
-            note(dropped)
         if not trained.stopped:
             warn(
                 f"training did not converge in max_epochs={trained.max_epochs}: the likelihood of the holdout still "
@@ -216,32 +212,11 @@ class ConditionalFlow(Density):
         widths = {"hidden": self.hidden, "condition_hidden": self.condition_hidden}
         return Couplings(dim, condition, form=self.form, blocks=self.blocks, **widths)
 
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self.flow is not None:
-            fitted = {
-                "directions": self.directions.config(),
-                "classes": None if self.classes is None else len(self.classes),
-                "numbers": None if self.y_center is None else len(self.y_center),
-            }
-        return {**{name: getattr(self, name) for name in signature(ConditionalFlow).parameters}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The flow that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
-        if fitted is not None:
-            density.directions = Directions.from_config(fitted["directions"])
-            center, classes, numbers = density.directions.center, fitted["classes"], fitted["numbers"]
-            if classes is not None:
-                density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
-            else:
-                density.y_center, density.y_deviation = (center.new_zeros(numbers) for _ in range(2))
-            flow = density._couplings(density.directions.kept, classes or numbers).to(center)
-            density.flow = flow.requires_grad_(False)
-        return density
+    def _build(self, shapes: Mapping[str, list[Any]]) -> None:
+        if shapes:
+            dtype, _, kept = shapes["directions.basis"]
+            numbers = shapes["y_center" if "y_center" in shapes else "classes"][1]
+            self.flow = self._couplings(kept, numbers).to(getattr(torch, dtype)).requires_grad_(False)
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

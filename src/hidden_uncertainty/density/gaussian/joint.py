@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 from ...arrays import pieces
 from ...io import expect
-from ...notes import note, warn
+from ...notes import warn
 from ...precision import precise
 from ..base import Density
 from ..checks import as_vectors, check_counts, check_covariance, check_dtype, check_numbers
@@ -25,18 +25,6 @@ ON_GPU = 8  # times as many, which small pieces would leave idle
 IN_CACHE = 1 << 17  # elements that stay in a core's cache: five times as fast
 LATEST = 1024  # points of the latest support, at most, that are kept as densities read them
 FAR = 1e15  # deviations of ŷ at which it saturates, so that squares fit float32
-OPTIONS = (
-    "components",
-    "covariance",
-    "noise",
-    "shrinkage",
-    "tol",
-    "max_iter",
-    "restarts",
-    "min_samples",
-    "dtype",
-    "seed",
-)
 
 
 class JointMixture(Density):
@@ -119,9 +107,6 @@ class JointMixture(Density):
         fit = self._fit_mixture(x, self._choose_shrinkage(x, holdout))
         self.conditional = Conditional(self.covariance).take_apart(fit.mixtures, y.shape[1], z.dtype)
         self.directions, self.y_center, self.y_deviation = directions, center, deviation
-        dropped = directions.describe()
-        if dropped is not None:
-            note(dropped)
         self._warn(len(z), fit)
         return self
 
@@ -248,25 +233,6 @@ class JointMixture(Density):
                 f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
                 "components."
             )
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self.y_center is not None:
-            fitted = {"directions": self.directions.config(), "conditional": self.conditional.config()}
-        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The mixture that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
-        if fitted is not None:
-            density.directions = Directions.from_config(fitted["directions"])
-            density.conditional = Conditional.from_config(fitted["conditional"])
-            density.y_center = torch.zeros_like(density.conditional.y_mean[0])
-            density.y_deviation = torch.zeros_like(density.y_center)
-        return density
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

@@ -19,24 +19,11 @@ from ..checks import check_amounts, check_classes, check_counts, check_covarianc
 from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
 from ._chunks import Chunks, fit_chunks
 from ._classes import ClassFit, fit_classes, fit_gaussians
-from ._em import MANY, Covariance, EMOptions, Mixtures, distances, factor_shape, log_scale, whiten_means
+from ._em import MANY, Covariance, EMOptions, Mixtures, distances, log_scale, whiten_means
 from ._lattice import Squares, between, place_squares
 from ._packed import pack, packed_squares, shared_squares, shifts
 from .moments import Moments, Sums
 
-OPTIONS = (
-    "components",
-    "covariance",
-    "shrinkage",
-    "ridge",
-    "tol",
-    "max_iter",
-    "restarts",
-    "min_samples",
-    "pooling",
-    "dtype",
-    "seed",
-)
 CHUNK = 1 << 26  # elements of factors held in float64 at a time
 FEW = 4  # rows up to which one product of whole factors takes less time than several of packed ones
 WHOLE = 1 << 20  # elements of these factors at most: larger ones take longer to read than the packed half
@@ -340,32 +327,6 @@ class GaussianMixture(Density):
                 f"{late} of {len(fit.converged)} classes did not converge in max_iter={self.max_iter} steps: "
                 "raise max_iter or tol, or use fewer components."
             )
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self.mean is not None:
-            classes, components, dim = self.mean.shape
-            dtype = str(self.mean.dtype).removeprefix("torch.")
-            fitted = {"classes": classes, "components": components, "dim": dim, "dtype": dtype}
-        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The mixture that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
-        if fitted is not None:
-            classes, k, dim = fitted["classes"], fitted["components"], fitted["dim"]
-            dtype = getattr(torch, fitted["dtype"])
-            density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
-            density.center = torch.zeros(dim, dtype=dtype, device="cpu")
-            for name in ("log_weight", "log_scale"):  # a tensor each: loading fills them in place
-                setattr(density, name, torch.zeros(classes, k, dtype=dtype, device="cpu"))
-            for name in ("mean", "bias"):
-                setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype, device="cpu"))
-            density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype, device="cpu")
-        return density
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

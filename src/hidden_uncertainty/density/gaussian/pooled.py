@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...stored import Stored
 from ..checks import check_amounts
 from ..linalg import Shrinkage, check_factor, precision_factor
 from ._em import distances, has_digits
@@ -15,7 +15,7 @@ from .moments import Moments
 BUFFERS = ("center", "factor", "bias")
 
 
-class PooledGaussians(nn.Module):
+class PooledGaussians(Stored):
     r"""Gaussians with one mean per class and one covariance for all of them.
 
     .. math:: \Sigma = \frac 1 n \sum_i (z_i - \mu_{y_i}) (z_i - \mu_{y_i})^\top
@@ -71,22 +71,6 @@ class PooledGaussians(nn.Module):
         if self.center is None:
             raise RuntimeError("these PooledGaussians are not fitted: call fit(z, y) first.")
         return distances((z - self.center)[None], self.factor[None], self.bias[None], "tied")[0]
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shape of what was fitted."""
-        fitted = None if self.bias is None else {"classes": self.bias.shape[0], "dim": self.bias.shape[1]}
-        return {"shrinkage": self.shrinkage, "ridge": self.ridge, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The Gaussians that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        gaussians = cls(shrinkage=config["shrinkage"], ridge=config["ridge"])
-        if fitted is not None:
-            classes, dim = fitted["classes"], fitted["dim"]
-            for name, shape in zip(BUFFERS, ((dim,), (dim, dim), (classes, dim)), strict=True):
-                setattr(gaussians, name, torch.zeros(shape, dtype=torch.float64, device="cpu"))
-        return gaussians
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

@@ -12,7 +12,7 @@ from hidden_uncertainty import ConditionalFlow, GaussianMixture, JointMixture, L
 from hidden_uncertainty.baselines import Credibility, KernelDensity, Mahalanobis, NearestNeighbours
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.marginal import BetaPrime, Gaussian, Histogram, Uniform
-from hidden_uncertainty.scoring.restore import Unallocated
+from hidden_uncertainty.stored import Unallocated
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
 
@@ -220,10 +220,9 @@ def test_what_is_not_the_files_fault(saved, tmp_path):
 
 
 def test_modules_without_end_are_refused():
+    shapes = {"directions.basis": ["float32", 4, 4], "classes": ["int64", 3]}
     with pytest.raises(ValueError, match="more tensors than it holds"), Unallocated(limit=10):
-        _flow().from_config({**_flow().config(), "blocks": 10**12, "fitted": {
-            "directions": {"dim": 4, "kept": 4, "dead": 0, "dtype": "float32"}, "classes": 3, "numbers": None
-        }})  # fmt: skip
+        _flow().from_config({**_flow().config(), "blocks": 10**12, "fitted": shapes})
 
 
 def test_options_of_numpy_are_saved(tmp_path):
