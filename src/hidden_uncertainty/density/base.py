@@ -12,9 +12,9 @@ from ..arrays import is_array, to_tensor
 from ..extract import Lattice
 from ..io import plain, register
 from ..notes import deprecated
+from ..precision import helpful_threads
 from ..progress import bars
 from ..stored import Stored
-from ..threads import helpful_threads
 
 if TYPE_CHECKING:
     from .gaussian.mixture import Chunks

@@ -21,11 +21,10 @@ class Directions(nn.Module):
 
     .. math:: \log p(z) = \log p_u(u) + \text{rest}, \qquad u = \Lambda^{-1/2} B^\top (z - m)
 
-    B holds the eigenvectors of the covariance whose eigenvalue is above `tolerance` times the largest. Eigenvectors
-    come from the rows outside the holdout; each is scaled by the larger of its deviations on those rows and on the
-    holdout, because with few rows the smallest eigenvalues are far too small for new ones. The directions dropped
-    share one isotropic Gaussian, as wide as the holdout is there. `rest` is its log-density plus log |∂u/∂z|: so this
-    is a proper density over all d dimensions, in which a dead unit that wakes up is surprising.
+    B holds the eigenvectors of the covariance whose eigenvalue is above `tolerance` times the largest. Each is scaled
+    by the larger of its deviations on the fitted rows and on the holdout, because with few rows the smallest
+    eigenvalues are far too small for new ones. The directions dropped share one isotropic Gaussian, as wide as the
+    holdout is there. `rest` is its log-density plus log |∂u/∂z|: a dead unit that wakes up is surprising.
 
     Example:
         >>> t = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
@@ -65,12 +64,9 @@ class Directions(nn.Module):
 
     @precise
     def fit(self, z: Tensor, *, holdout: Tensor, tolerance: float = 1e-8) -> Self:
-        """Find the directions of z (n, d).
+        """Find the directions of finite z (n, d), of which rows of the holdout, a mask (n,), check the scales.
 
-        Args:
-            z: activations, finite.
-            holdout: True for the rows that check the scales, (n,); at least one row, and at most all but two.
-            tolerance: directions whose variance is at most this share of the largest are dropped.
+        Directions whose variance is at most `tolerance` times the largest are dropped.
         """
         z = z.detach()
         dtype = z.dtype if z.dtype == torch.float64 else torch.float32

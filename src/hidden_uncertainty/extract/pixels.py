@@ -237,13 +237,9 @@ class Sampler:
         self._images = torch.zeros_like(self._kept.seen)  # that have pixels of each class
 
     def add(self, image: int, values: Tensor, valid: Tensor, read: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
-        """Draw from an image.
+        """Draw from an image, by a digest of its content; `read` gives the columns to keep of some pixels (m,).
 
-        Args:
-            image: a digest of its content.
-            values: what the method is conditioned on, a class or a number per pixel, (H·W,).
-            valid: which pixels count, (H·W,).
-            read: gives the columns to keep of some pixels (m,); called with those that are kept alone.
+        What the method is conditioned on, and which pixels count, are (H·W,).
         """
         pixels = valid.nonzero()[:, 0]
         if len(pixels) == 0:

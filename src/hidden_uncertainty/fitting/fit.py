@@ -11,7 +11,7 @@ from torch import nn
 
 from ..density import Sums
 from ..extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
-from ..extract.checks import check_count
+from ..extract.activations import check_count
 from ..model.batches import Batch, count
 from ..model.capture import device_of
 from ..model.identity import describe
@@ -72,15 +72,9 @@ def fit_data(
     *,
     apart: bool = False,
 ) -> Fitted:
-    """Fit a detector to what was gathered, of its own kind, and calibrate it.
+    """Fit a detector to what was gathered, of its own kind, and calibrate it by a loader, or by what was read of one.
 
-    Args:
-        detector: says what to fit.
-        data: what was gathered; None where nothing is needed.
-        calibration: a loader of unseen data.
-        unseen: instead, what was read of them.
-        kept: inputs of these, to be read again.
-        apart: whether these were set apart of the training data.
+    `kept` are inputs of that, to be read again; `apart` says whether they were set apart of the training data.
     """
     crew, sample = team(), data.sample if isinstance(data, State) else data
     crew.same("whether calibration= or holdout= was given,", [calibration is not None, unseen is not None])

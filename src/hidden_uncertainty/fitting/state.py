@@ -29,11 +29,6 @@ class State:
     `Detector.fit_state` fits to the result what a fit to all data at once would give. Its size does not depend on the
     amount of data.
 
-    Args:
-        condition: whether rows are summed by predictions or by labels.
-        sums: what is kept of each term.
-        limit: rows of the sample at most.
-
     Example:
         >>> from hidden_uncertainty import GaussianMixture, LatentDensity
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
@@ -45,9 +40,9 @@ class State:
         ['0']
     """
 
-    condition: Condition
-    sums: Mapping[str, Sums]
-    limit: int
+    condition: Condition  # whether rows are summed by predictions or by labels
+    sums: Mapping[str, Sums]  # what is kept of each term
+    limit: int  # rows of the sample at most
     moments: dict[str, Moments] = field(default_factory=dict)
     rows: Mapping[str, Rows] = field(default_factory=dict)  # of terms that sums are not enough for, on disk
     sample: Features | None = None  # with the task, the reductions and the classes

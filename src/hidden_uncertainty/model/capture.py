@@ -41,18 +41,11 @@ def run(
 
     Whatever happens, the model is afterwards what it was: hooks, modes, gradient flags, gradients, weights and buffers.
     An interrupt leaves at most a hook that does nothing, until the next call removes it. Threads run a model in
-    evaluation mode side by side; other models take turns, as they have to be changed for the time of the call.
+    evaluation mode side by side; other models take turns, as they have to be changed for the time of the call. Compiled
+    models and (distributed) data parallel wrappers are seen through.
 
-    Args:
-        model: any `nn.Module`; compiled models and (distributed) data parallel wrappers are seen through.
-        taps: for each dotted layer name what to do with its output; the name `""` is the model itself.
-        args: positional inputs of the model.
-        kwargs: keyword inputs of the model.
-        before: for each dotted layer name what to do with the tuple of its inputs, just before it runs; nothing is
-            kept.
-
-    Returns:
-        The model's output, and the result of each tap by name.
+    Taps of `before` are given the tuple of a layer's inputs, just before it runs; what the others return comes back by
+    name, beside the model's output. The name `""` is the model itself.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -95,16 +88,11 @@ def lend(
     before: Mapping[str, Callback] | None = None,
     exclusive: bool = False,
 ) -> T:
-    """Lend the model, free of wrappers, to `work`; each named layer's outputs go to its callback.
+    """Lend the model, free of wrappers, to `work`; each named layer's outputs go to its callback, in this thread alone.
 
-    Meanwhile it is in evaluation mode without gradients; afterwards it is what it was before.
-
-    Args:
-        model: any `nn.Module`.
-        callbacks: for each dotted layer name what to call with each of its outputs, in this thread alone.
-        work: runs the model.
-        before: likewise, what to call with the inputs of each of its calls, before it runs; the output is None.
-        exclusive: let no other thread change a model meanwhile, because `work` changes something that they share.
+    Meanwhile it is in evaluation mode without gradients; afterwards it is what it was before. Callbacks of `before`
+    come before a layer runs, with None as the output. `exclusive` lets no other thread change a model meanwhile,
+    because `work` changes something that they share.
 
     Example:
         >>> model, shapes = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), []

@@ -115,11 +115,8 @@ class Combination:
     κ = 1.
 
     Args:
-        combine: `"last"` takes the last term's; `"mean"` averages the scores, each standardised by its mean and
-            deviation on training data; weights take the weighted sum of the scores as they are; `"fisher"` as above.
-        names: of the terms.
+        as for `Detector`, or as above.
         learnt: of each term's scores, for `"mean"` and `"fisher"`.
-        unseen: whether that was learnt from data that the network was not trained on.
 
     Example:
         >>> combination = Combination({"conv": 1.0, "fc": 2.0}, ["conv", "fc"])

@@ -50,16 +50,7 @@ def load(
     device: torch.device | str | None,
     **options: Any,
 ) -> tuple[Any, Fitted]:
-    """Read a detector, as `Detector.load`, and what it had fitted.
-
-    Args:
-        cls: the class that was asked for.
-        base: the class that all detectors are of.
-        path: the file.
-        model: the network it was fitted for.
-        device: where to put what was fitted.
-        options: arguments of `base` that are not saved.
-    """
+    """Read a detector of a class `cls`, as `Detector.load`, and what it had fitted; all are of the class `base`."""
     header, tensors = io.read(path)
     network = NoNetwork() if model is None else model
     find(network, [])  # raises unless it is a module
@@ -163,6 +154,6 @@ def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Conte
             for number in range(len(layers)):
                 renamed[f"parts.{number}.method.prior.{key}"] = tensor
         else:
-            place, _, rest = key.partition(".density.")
-            renamed[f"{place}.method.density.{rest}" if rest else key] = tensor
+            before, _, rest = key.partition(".density.")
+            renamed[f"{before}.method.density.{rest}" if rest else key] = tensor
     return converted, renamed

@@ -34,21 +34,13 @@ Calibrated = Literal["unseen", "holdout"]
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What was fitted.
+    """What was fitted."""
 
-    Args:
-        head: reductions, methods and calibrations.
-        calibrated: what kind of data the calibrations come from.
-        threshold: of the combined score.
-        thresholds: of each term's own.
-        condition: what methods were given: only labels tell what speaks of labels.
-    """
-
-    head: Head
-    calibrated: Calibrated | None = None
-    threshold: float | None = None
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    condition: Condition = "prediction"
+    head: Head  # reductions, methods and calibrations
+    calibrated: Calibrated | None = None  # what kind of data the calibrations come from
+    threshold: float | None = None  # of the combined score
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # of each term's own
+    condition: Condition = "prediction"  # what methods were given: only labels tell what speaks of labels
 
     def calibrate(
         self,
@@ -191,15 +183,9 @@ def fit_terms(
     owner: object,
     moments: Mapping[str, Moments | Any] | None = None,
 ) -> Fitted:
-    """Fit copies of methods to features, or to sums over them.
+    """Fit copies of the methods of terms to features, for a detector, the `owner`.
 
-    Args:
-        methods: of each term; they say what to fit and stay as they are.
-        features: of training data.
-        condition: what methods are conditioned on.
-        combination: of the terms' scores.
-        owner: the detector, for errors.
-        moments: of each term, or its rows on disk, where they are to be fitted to; features are then a sample.
+    `moments` are sums over the rows of each term, or its rows on disk: they are fitted to, and features are a sample.
     """
     if len(features) == 0 and not any(bool(part.count.any()) for part in (moments or {}).values()):
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")

@@ -41,15 +41,7 @@ Key = tuple[Literal["surprise", "error", "label", "row"], str]  # what is calibr
 
 
 class FittedTerm(nn.Module):
-    """What was fitted to what one term reads.
-
-    Args:
-        reduction: from what is read to z.
-        method: scores z.
-        calibration: unseen scores, or None.
-        conformal: errors on unseen labelled data, or None.
-        spread: what these errors are in units of; None are the output's own.
-    """
+    """What was fitted to what one term reads; errors on unseen labelled data are in units of `spread`."""
 
     def __init__(
         self,
@@ -87,13 +79,9 @@ class FittedTerm(nn.Module):
 
 
 class Head(nn.Module):
-    """The fitted part of a detector; it has no reference to the model.
+    """The fitted part of a detector: its terms, and unseen scores of their combination where that is no single term's.
 
-    Args:
-        terms: what was fitted for each term, by its name.
-        combination: of their scores.
-        calibration: unseen scores of the combination, where it is not a single term's.
-        selection: scores and errors of unseen inputs, where their labels are known.
+    It has no reference to the model. `selection` is there where labels of unseen inputs are known.
     """
 
     def __init__(
@@ -167,12 +155,7 @@ class Head(nn.Module):
 
     @gradients(False)
     def learnt(self, features: Features, *, unseen: bool) -> Head:
-        """The head whose combination knows the scores of in-distribution data, where it needs them.
-
-        Args:
-            features: of training data, or of others.
-            unseen: whether they are of others.
-        """
+        """The head whose combination knows the scores of training data, or of unseen data, where it needs them."""
         if not self.combination.learns:
             return self
         sample, device = features.lowest(SAMPLE), self.device
@@ -189,11 +172,8 @@ class Head(nn.Module):
     ) -> Head:
         """The head with calibrations from data that nothing was fitted to.
 
-        Args:
-            unseen: readings of the data.
-            again: some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
-                rounding, which ties must not be lost to.
-            condition: what methods were given.
+        `again` are some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
+        rounding, which ties must not be lost to.
         """
         spreads: dict[str, Spread | None] = {}
         twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}

@@ -77,12 +77,7 @@ class Method(Stored, ABC):
         return None
 
     def fit_moments(self, moments: Moments, features: Features) -> Self:
-        """Fit to sums over training rows.
-
-        Args:
-            moments: of all rows, by what they are conditioned on.
-            features: what is known of them beside that; its own rows are a sample.
-        """
+        """Fit to sums over training rows, by what they are conditioned on; the rows of `features` are a sample."""
         raise NotImplementedError(f"{type(self).__name__} needs rows: call fit.")
 
     @property
@@ -117,22 +112,16 @@ class Method(Stored, ABC):
 class Term:
     """One part of a detector.
 
-    Args:
-        method: what to fit; it says what is wanted and stays as it is.
-        layer: the dotted name of a layer, or None for the network's own outputs.
-        reduce: how a layer's output becomes a vector.
-        name: what its scores are called; the layer's name, or `"outputs"`, when it is not given.
-
     Example:
         >>> from hidden_uncertainty.scoring.bayes import DensityMethod
         >>> Term(DensityMethod(), "layer3").name
         'layer3'
     """
 
-    method: Method
-    layer: str | None = None
-    reduce: Reduce = field(default_factory=Reduce)
-    name: str = ""
+    method: Method  # what to fit; it says what is wanted and stays as it is
+    layer: str | None = None  # the dotted name of a layer, or None for the network's own outputs
+    reduce: Reduce = field(default_factory=Reduce)  # how a layer's output becomes a vector
+    name: str = ""  # what its scores are called; the layer's name, or "outputs", when it is not given
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method) or not isinstance(self.reduce, Reduce):
@@ -184,13 +173,7 @@ def by_name(terms: Sequence[Term]) -> dict[str, Term]:
 def chosen_layers(
     model: nn.Module | None, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
 ) -> dict[str, Reduce]:
-    """How each layer is reduced, by name.
-
-    Args:
-        model: the network, or None where there is none.
-        layers: the name of a layer or the layer itself, several, or a mapping from them to how each is reduced.
-        reduce: how, for layers that do not say it themselves.
-        max_dim: the most dimensions, where `reduce` does not say it itself.
+    """How each layer is reduced, by name; `reduce` and `max_dim` are for those that do not say it themselves.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())

@@ -33,15 +33,11 @@ class JointMixture(Density):
     .. math:: p(z \mid y) = \sum_k \frac{w_k\, \mathcal N_k(y)}{\sum_j w_j\, \mathcal N_j(y)}\, \mathcal N_k(z \mid y)
 
     The mixture is fitted to standardised predictions and to whitened coordinates of z, in the directions in which z
-    varies at all; what lies off those gets a Gaussian of its own, so that a dead unit that wakes up is surprising.
+    varies at all; what lies off those gets a Gaussian of its own.
 
     ŷ is a function of z, at the penultimate layer an affine one, so the true joint density is singular and p(ŷ|z) has
     only the width that `noise` gives it, there up to 1.4 times `noise` deviations of ŷ, and more where covariances are
     shrunk. Read it as the resolution at which the density looks.
-
-    `components` and `shrinkage` were chosen by the likelihood of fresh samples, on the last layers of small networks
-    that were trained on drawn data. Shrinkage fattens thin manifolds, and is needed where there are few samples for
-    their dimensions: so `"auto"` tries both.
 
     Args:
         components: Gaussians; fewer where there are not `min_samples` samples for each, with a warning.
@@ -50,11 +46,8 @@ class JointMixture(Density):
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
             `"auto"` fits with Ledoit-Wolf and with None, takes what makes a holdout of a tenth of the rows likelier,
             and fits to all; `"diag"` needs none.
-        tol: as for `GaussianMixture`.
-        max_iter: EM steps at most.
-        restarts: starts tried; the likeliest result is kept.
+        tol, max_iter, restarts, dtype: as for `GaussianMixture`.
         min_samples: samples that there must be for each component.
-        dtype: `"float32"` or `"float64"`; None follows the features.
         seed: decides which rows check the scales of the coordinates, and all starts but the first.
 
     Example:
@@ -144,9 +137,7 @@ class JointMixture(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
 
-        Args:
-            z: activations.
-            support: predictions (m,) where they are numbers, (m, q), or (n, m, q) with separate points for every row.
+        The support is predictions (m,) where they are numbers, (m, q), or (n, m, q) with separate points for every row.
         """
         z, support = self._tensors(z, support)
         return self.given(z)(support)

@@ -10,14 +10,14 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from ...io import expect
-from ...notes import warn
-from ...precision import gradients, precise
-from ..base import Density
-from ..checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
-from ..directions import Directions, draw_holdout
+from ..io import expect
+from ..notes import warn
+from ..precision import gradients, precise
 from ._coupling import Couplings, Form, fold, log_prob
 from ._train import Sample, Schedule, train
+from .base import Density
+from .checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
+from .directions import Directions, draw_holdout
 
 FEWEST = 20  # samples
 
@@ -147,10 +147,7 @@ class ConditionalFlow(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
 
-        Args:
-            z: activations.
-            support: predictions (m,) where they are numbers or classes, (m, q), or (n, m, q) with separate points
-                for every row.
+        The support is predictions (m,) where they are numbers or classes, (m, q), or (n, m, q) for each row its own.
         """
         z, support = self._tensors(z, support)
         return self.given(z)(support)
