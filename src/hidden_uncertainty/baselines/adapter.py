@@ -94,10 +94,8 @@ class PytorchOODFeatures(LayerDetector):
     Args:
         detector: copied for every layer. pytorch-ood's are best made with `encoder=None`: it would be copied too, and
             is not used.
-        model: any trained network.
-        layers: as for `LatentDensity`.
         condition: y are the labels, as pytorch-ood means it, or what the network predicts.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`.
 
     Example:
         >>> class Norm:

@@ -132,8 +132,6 @@ class KernelDensity(LayerDetector):
     .. math:: s(z) = -\log \frac 1 n \sum_j \mathcal N(z \mid z_j, h^2 I)
 
     Args:
-        model: any trained network.
-        layers: as for `LatentDensity`; the authors take the penultimate one.
         how: `"ratio"` or `"gaussian"`.
         condition: for the ratio, the classes of training data are what the network predicts, or their labels, as
             published.
@@ -141,7 +139,7 @@ class KernelDensity(LayerDetector):
         bandwidth: h of the Gaussian kernel: a number, or Scott's :math:`n^{-1/(d+4)}` or Silverman's
             :math:`(n (d + 2) / 4)^{-1/(d+4)}` rule times the root of the mean variance.
         backend: of the search, as for `NearestNeighbours`.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`; the authors take the penultimate layer.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -186,13 +184,12 @@ class Credibility(LayerDetector):
     that the neighbours vote for; and the input itself is counted, 1 in n + 1. Counts are few, so many inputs tie.
 
     Args:
-        model: any trained classifier.
-        layers: as for `LatentDensity`; the authors take all of them.
         condition: the classes of training and calibration data are their labels, as published, or what the network
             predicts for them.
         k: neighbours per layer.
         backend: of the search, as for `NearestNeighbours`.
-        options: see `LayerDetector`; `combine` has no effect, disagreeing neighbours of all layers are counted.
+        model, layers, options: as for `LayerDetector`; the authors take all layers. `combine` has no effect,
+            disagreeing neighbours of all layers are counted.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))

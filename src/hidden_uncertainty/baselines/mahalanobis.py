@@ -78,15 +78,13 @@ class Mahalanobis(LayerDetector):
     Feature maps are averaged over positions with `reduce="channels"`, as in that paper.
 
     Args:
-        model: any trained classifier.
-        layers: as for `LatentDensity`.
         condition: means of the classes that the network predicts, or of the labels.
         shrinkage: how the covariance is shrunk towards a multiple of the identity: `"oas"`, `"ledoit-wolf"`, for
             which all features are kept (see `Moments`), or None.
         ridge: added to the diagonal of the covariance, as a share of its mean.
         epsilon: inputs are first moved to :math:`x - \epsilon\, \operatorname{sign} \nabla_x s`, for each layer in its
             own direction. This takes a backward pass, and one forward pass per layer.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -265,11 +263,8 @@ def one_gaussian_per_class(
     those predicted, where theirs are labels (`condition="label"`).
 
     Args:
-        model: any trained classifier.
-        layers: as for `LatentDensity`.
-        shrinkage: of each class's covariance, as for `GaussianMixture`; theirs has none.
-        ridge: added to the diagonal of every covariance, as for `GaussianMixture`.
-        options: further arguments of `LatentDensity`.
+        shrinkage, ridge: of each class's covariance, as for `GaussianMixture`; theirs has no shrinkage.
+        model, layers, options: as for `LatentDensity`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))

@@ -178,14 +178,12 @@ class NearestNeighbours(LayerDetector):
     layer is wider than `max_dim`; `max_dim=None` keeps their norm and direction as the network made them.
 
     Args:
-        model: any trained network.
-        layers: as for `LatentDensity`.
         k: which neighbour; 50 is the authors' for CIFAR-10 with all of its training data. With less data take fewer.
         normalise: compare directions only.
         backend: `"torch"` searches by blocked matrix products in float64, where the model is; `"faiss"` by that
             library's flat index in float32, on the CPU, 2.5 times as fast there, and rougher about who is nearest for
             inputs far away; `"auto"` is faiss where it is installed and the activations are on the CPU.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -16,7 +16,7 @@ from ..precision import gradients, precise
 from ._coupling import Couplings, Form, fold, log_prob
 from ._train import Sample, Schedule, train
 from .base import Density
-from .checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
+from .checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers, match_classes
 from .directions import Directions, draw_holdout
 
 FEWEST = 20  # samples
@@ -28,10 +28,9 @@ class ConditionalFlow(Density):
     .. math:: \log p(z \mid y) = \log \mathcal N(f(u; y)) + \log \left| \frac{\partial f(u; y)}{\partial z} \right|
 
     u are whitened coordinates of z, in the directions in which z varies at all; what lies off those gets a Gaussian of
-    its own. The prediction may be a number, a vector or a class, and enters every coupling by addition.
-
-    Activations of a deterministic network lie on a thin manifold, on which the likelihood has no maximum: the thinner
-    the density, the higher. So Gaussian `noise` is added to u at every step: it is the resolution of the density.
+    its own. The prediction may be a number, a vector or a class, and enters every coupling by addition. Activations of
+    a deterministic network lie on a thin manifold, on which the likelihood has no maximum, so Gaussian `noise` is added
+    to u at every step: it is the resolution of the density.
 
     The paper's settings are the form `"glow"` with 4 blocks, trained on all rows at once, for its curve, and
     `ConditionalFlow(form="realnvp", blocks=3, batch_size=128, patience=20, gain=0.0, learning_rate=1e-6,
@@ -190,11 +189,7 @@ class ConditionalFlow(Density):
     def _condition(self, support: Tensor, n: int) -> Tensor:
         """Support points as the flow is given them, (1, m, q) or (n, m, q)."""
         if self.classes is not None:
-            match = support[:, None] == self.classes
-            if not bool(match.any(1).all()):
-                missing = support[~match.any(1)].tolist()
-                raise ValueError(f"no density was fitted for class {missing}; fitted: {self.classes.tolist()}.")
-            return match[None].to(self.directions.center.dtype)
+            return match_classes(support, self.classes)[None].to(self.directions.center.dtype)
         assert self.y_center is not None
         assert self.y_deviation is not None
         y = as_vectors(support, len(self.y_center), n).detach()

@@ -23,19 +23,15 @@ VALUES = "values"  # the column of what pixels are conditioned on
 class Pixels:
     """For `LatentDensity(..., pixels=Pixels())`: every pixel is scored, so that scores are maps (n, H, W).
 
-    A layer's output (n, C, h, w) is one vector per place; maps of another size than the scores' are interpolated
-    bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is fitted to a uniform sample of the
-    pixels of each class (for numbers, of all). It is as large as `per_class` and an even share of `reservoir` allow;
-    classes that need less leave more to others. p(ŷ) is that of all pixels. Which are drawn depends on `seed` and on an
-    image's content, not on its place in the loader.
+    A layer's output (n, C, h, w), or (n, h, w, C) with `reduce="tokens"`, is one vector per place; maps of another size
+    than the scores' are interpolated bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is
+    fitted to a uniform sample of the pixels of each class (for numbers, of all), as large as `per_class` and an even
+    share of `reservoir` allow. p(ŷ) is that of all pixels. Which are drawn depends on `seed` and on an image's content,
+    not on its place in the loader.
 
     Images may be exchangeable where their pixels are not, so thresholds are calibrated over images: an image's score is
     the one that a `share` of its pixels exceeds, and with `detector.threshold(0.05)` at most one new image in twenty
-    has more pixels above than that share. A call knows no labels, so `u.surprising` is told for every pixel: the
-    promise is about those whose label would not be ignored.
-
-    A layer wider than its `max_dim` is reduced place by place, by the principal components of the pixels kept. Layers
-    with their channels last, (n, h, w, C), need `reduce="tokens"`.
+    has more pixels above than that share, of those whose label would not be ignored.
 
     Args:
         resolution: the grid of the scores: the network's `"output"`, or `"latent"`, that of the layer itself (with

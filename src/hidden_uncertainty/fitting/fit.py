@@ -139,9 +139,7 @@ def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
     """What to gather for each term that is fitted, but to `chunks` if so asked; or, in words, what needs more."""
     found: dict[str, Sums] = {}
     if not detector.reader.gathers:
-        return (
-            f"{type(detector).__name__}{'' if detector.pixels is None else ' with pixels='} does not read in a stream"
-        )
+        return f"{_name(detector)} does not read in a stream"
     if isinstance(detector.task, MultiLabel):
         return "the sets of labels are known only when all inputs have come"
     for name, term in detector.terms.items():

@@ -26,12 +26,9 @@ class Calibration(Stored):
     .. math:: p(s) = \frac{1 + \#\{i : s_i \geq s\}}{n + 1}
 
     P(p ≤ α) ≤ α for every α: of new in-distribution inputs, at most a share α is called surprising. This holds
-
-    - marginally, over the draw of the calibration set and the new input together, not for this one calibration set:
-      for that, ask `threshold` for a confidence;
-    - if calibration and new inputs are exchangeable (images are; the pixels of one image are not);
-    - if the score was fixed without the calibration inputs: neither the density nor the network has seen them. What the
-      network was trained on may look more familiar to it than new data, and alarms would then come too often.
+    marginally, over the draw of the calibration set and the new input together (for this one set, ask `threshold` for a
+    confidence); if calibration and new inputs are exchangeable (images are; the pixels of one image are not); and if
+    the score was fixed without the calibration inputs: neither the density nor the network has seen them.
 
     The same input has scores that differ in their last digits when it comes alone and when it comes among others, as
     the network's own products do. So that no tie is lost, each known score counts as a little higher than it is:
@@ -90,9 +87,6 @@ class Calibration(Stored):
         A tie counts against the alarm. NaN is an error; an exported graph, which cannot raise one, gives it the lowest
         p-value.
 
-        Args:
-            scores: Scores of new inputs, of any shape.
-
         Example:
             >>> Calibration().fit(torch.tensor([1.0, 2.0, 2.0])).p_value(torch.tensor([2.0, 2.5])).tolist()
             [0.75, 0.25]
@@ -113,8 +107,7 @@ class Calibration(Stored):
         r"""The score above which at most a share `false_alarm` of in-distribution inputs lies.
 
         Without a confidence it is where the :math:`\lceil (n+1)(1-\alpha) \rceil`-th lowest score reaches to: score >
-        threshold exactly when p-value ≤ α, with the p-value's marginal guarantee. With one, it is that of the lowest
-        :math:`s_{(k)}` for which
+        threshold exactly when p-value ≤ α. With one, it is that of the lowest :math:`s_{(k)}` for which
 
         .. math::
             P(\text{false-alarm rate of } s_{(k)} \leq \alpha)
