@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hidden_uncertainty import ConditionalFlow, GaussianMixture, JointMixture, LatentDensity, Reduce, io
+from hidden_uncertainty import ConditionalFlow, Density, GaussianMixture, JointMixture, LatentDensity, Reduce, io
 from hidden_uncertainty.baselines import Credibility, KernelDensity, Mahalanobis, NearestNeighbours
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.marginal import BetaPrime, Gaussian, Histogram, Uniform
@@ -248,3 +248,27 @@ def test_options_of_numpy_are_saved(tmp_path):
     for other in [*others, _numbers(JointMixture(2), marginal=Histogram(np.int64(9), points=np.int64(99)))]:
         other.fit([X]).save(path)
         assert torch.equal(Detector.load(path, other.model)(X).epistemic, other(X).epistemic)
+
+
+class OneForAll(Density):
+    """A density of a user's own: its arguments are attributes, and what it fits is a buffer."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("middle", None)
+
+    def _fit(self, z, y):
+        self.middle = z.mean(0)
+        return self
+
+    def log_prob(self, z, support):
+        return -((z - self.middle) / self.width).square().sum(1, keepdim=True).expand(-1, len(support))
+
+
+def test_a_density_of_ones_own_needs_no_description(tmp_path):
+    detector = LatentDensity(_network(2), "0", OneForAll(0.5), task="classification").fit([X])
+    detector.save(tmp_path / "detector")
+    loaded = LatentDensity.load(tmp_path / "detector", detector.model)
+    assert loaded.fitted_densities["0"].width == 0.5
+    assert torch.equal(loaded(X).epistemic, detector(X).epistemic)

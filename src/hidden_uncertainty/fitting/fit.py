@@ -23,8 +23,7 @@ from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_cl
 from ..scoring.head import SAMPLE
 from ..scoring.repeats import Kept, read_again
 from ..team import Team, team, together
-from .spill import Spill
-from .state import State
+from .state import Spill, State
 
 
 @contextmanager

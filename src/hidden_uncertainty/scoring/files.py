@@ -55,7 +55,12 @@ def load(
     network = NoNetwork() if model is None else model
     find(network, [])  # raises unless it is a module
     with io.blaming(path):
-        header, tensors = _convert(header, tensors)
+        if "version" not in header:
+            header, tensors = _from_0_1(header, tensors)
+        elif header["version"] != 2:
+            raise io.Unusable(
+                f"the file's header is of version {header['version']!r}; this version of the library reads 2."
+            )
         check_same(network, header["model"], tensors.pop("weights"), path)
         known = next((base.kinds[name] for name in header["kinds"] if name in base.kinds), base)
         own = issubclass(cls, known) and not cls.__module__.startswith("hidden_uncertainty.")  # a class of the user's
@@ -101,17 +106,6 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
         fits = term.source.fits(head.reductions[term.name])
         io.expect(fits, f"term {term.name!r} was fitted to another layer, or to another part of it")
     return terms
-
-
-def _convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
-    """The header and tensors of a file of any version in the form of this one."""
-    if "version" not in header:
-        return _from_0_1(header, tensors)
-    if header["version"] != 2:
-        raise io.Unusable(
-            f"the file's header is of version {header['version']!r}; this version of the library reads 2."
-        )
-    return header, tensors
 
 
 def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Content:

@@ -117,8 +117,8 @@ class JointMixture(Density):
         return "ledoit-wolf" if likelihood("ledoit-wolf") > likelihood(None) else None
 
     def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
-        given = {name: getattr(self, name) for name in EMOptions._fields if hasattr(self, name)}
-        options = EMOptions(**given)._replace(shrinkage=shrinkage, ridge=self.noise**2)
+        options = EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter, self.components)
+        options = options._replace(restarts=self.restarts, min_samples=self.min_samples, seed=self.seed)
         try:
             variance = 1.0  # of standardised predictions and coordinates
             return fit_classes(x, torch.zeros(len(x), dtype=torch.long, device=x.device), options, variance)
