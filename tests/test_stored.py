@@ -272,3 +272,8 @@ def test_a_density_of_ones_own_needs_no_description(tmp_path):
     loaded = LatentDensity.load(tmp_path / "detector", detector.model)
     assert loaded.fitted_densities["0"].width == 0.5
     assert torch.equal(loaded(X).epistemic, detector(X).epistemic)
+
+
+def test_only_buffers_are_taken_from_a_header():
+    with pytest.raises(ValueError, match="OneForAll has no buffer 'log_prob'"):
+        OneForAll.from_config({"fitted": {"log_prob": ["float32", 2]}})

@@ -50,8 +50,9 @@ class Stored(nn.Module):
         for name, (dtype, *shape) in shapes.items():
             if name not in known:
                 place, _, own = name.rpartition(".")
-                zeros = torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
-                setattr(made.get_submodule(place), own, zeros)
+                part, zeros = made.get_submodule(place), torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
+                expect(own in part._buffers, f"{cls.__name__} has no buffer {name!r}")
+                setattr(part, own, zeros)
         return made
 
     def _build(self, shapes: Mapping[str, list[Any]]) -> None:

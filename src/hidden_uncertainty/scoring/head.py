@@ -17,21 +17,10 @@ from ..precision import gradients, without_autocast
 from ..reduce import Reduction
 from ..team import team
 from ..uncertainty import LayerScores
+from . import errors
 from .calibration import Calibration
 from .combination import Combination
 from .decisions import Selection, both_scores, surprisals
-from .errors import (
-    Spread,
-    error_of,
-    filled,
-    has_errors,
-    labels_of,
-    mistakes_of,
-    refuse_unusable,
-    spread_of,
-    unit_of,
-    without,
-)
 from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
@@ -49,7 +38,7 @@ class FittedTerm(nn.Module):
         method: Method,
         calibration: Calibration | None = None,
         conformal: Calibration | None = None,
-        spread: Spread | None = None,
+        spread: errors.Spread | None = None,
     ) -> None:
         super().__init__()
         self.reduction, self.method = reduction, method
@@ -122,12 +111,12 @@ class Head(nn.Module):
             with without_autocast(device or reading.prediction.value.device):
                 scores = {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
         wrong = reading.unusable
-        return scores if wrong is None else {name: without(some, wrong) for name, some in scores.items()}
+        return scores if wrong is None else {name: errors.without(some, wrong) for name, some in scores.items()}
 
     def combine(self, scores: Mapping[str, LayerScores], reading: Reading) -> Tensor:
         """One epistemic score from those of all terms."""
         together = self.combination({name: some.epistemic for name, some in scores.items()})
-        return filled(together, reading.unusable, math.inf)  # whatever the signs of weights
+        return errors.filled(together, reading.unusable, math.inf)  # whatever the signs of weights
 
     @gradients(False)
     def probabilities(self, reading: Reading) -> Tensor | None:
@@ -140,7 +129,7 @@ class Head(nn.Module):
         if not found:
             return None
         wrong = reading.unusable
-        return filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
+        return errors.filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
 
     def taught(self, features: Features) -> Head:
         """The head whose methods know what labels of data that nothing was fitted to teach them."""
@@ -175,7 +164,7 @@ class Head(nn.Module):
         `again` are some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
         rounding, which ties must not be lost to.
         """
-        spreads: dict[str, Spread | None] = {}
+        spreads: dict[str, errors.Spread | None] = {}
         twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}
         with team().step():
             known = self._gathered(unseen, condition, spreads)
@@ -215,25 +204,25 @@ class Head(nn.Module):
         return Head(terms, self.combination, combined, selection)
 
     def _gathered(
-        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, Spread | None]
+        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, errors.Spread | None]
     ) -> dict[Key, Tensor]:
         """All that is calibrated, one number per input; what errors are in units of is noted in `spreads`."""
         found: dict[Key, list[Tensor]] = {}
         for reading in readings:
-            refuse_unusable(reading)
+            errors.refuse_unusable(reading)
             scores = self.score(reading)
             amounts: dict[Key, Tensor] = {("surprise", ""): self.combine(scores, reading)}
             for name, some in scores.items():
                 amounts["surprise", name] = some.epistemic
-                if has_errors(reading):
-                    spreads[name] = spread_of(reading, some, condition)
-                    amounts["error", name] = error_of(reading, unit_of(spreads[name], reading, some))
-            label, probabilities, leading = labels_of(reading), self.probabilities(reading), scores[self.leading]
+                if errors.has_errors(reading):
+                    spreads[name] = errors.spread_of(reading, some, condition)
+                    amounts["error", name] = errors.error_of(reading, errors.unit_of(spreads[name], reading, some))
+            label, probabilities, leading = errors.labels_of(reading), self.probabilities(reading), scores[self.leading]
             if label is not None and probabilities is not None:
                 amounts["label", self.leading] = surprisals(probabilities).gather(1, label[:, None])[:, 0]
-            mistake = mistakes_of(reading, label)
+            mistake = errors.mistakes_of(reading, label)
             if mistake is not None:
-                spread = unit_of(spreads.get(self.leading), reading, leading)
+                spread = errors.unit_of(spreads.get(self.leading), reading, leading)
                 both = both_scores(leading, amounts["surprise", ""], spread)
                 amounts["row", ""] = torch.cat([both, mistake[:, None].to(both)], 1)
             for key, values in amounts.items():
