@@ -52,11 +52,11 @@ class MahalanobisDistance(RowMethod):
         """One scatter, unless its shrinkage needs more."""
         return None if self.classes.shrinkage == "ledoit-wolf" else "pooled"
 
-    def fit_moments(self, moments: Moments, features: Features) -> Self:
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
         """The same from sums over rows."""
-        self.classes.fit_moments(moments)
+        self.classes.fit_moments(data)
         if self.background is not None:
-            self.background.fit_moments(moments.merged())
+            self.background.fit_moments(data.merged())
         return self
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:

@@ -123,8 +123,8 @@ class Extractor(Reader):
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Extract the features of a loader with reductions that were fitted before."""
-        features = self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
-        assert features is not None
+        features = self.unseen(loader, reductions)
+        assert isinstance(features, Features)
         return features
 
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:

@@ -124,14 +124,15 @@ def check_state(detector: Any, state: State) -> None:
 
 
 def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
-    """The same with calibrations from data that nothing was fitted to."""
+    """The same with calibrations from data that nothing was fitted to, and without a threshold."""
 
     def read(batch: Batch) -> Reading:
         return detector._reading(detector.reader.called(batch), fitted, labels=True)
 
     alike = detector.reader.repeats and all(term.method.smooth for term in detector.terms.values())
     again = read_again(kept, unseen, read) if alike else ()
-    return fitted.calibrate(detector._readings(unseen, fitted), how, again)
+    head = fitted.head.calibrated(detector._readings(unseen, fitted), again, fitted.condition)
+    return Fitted(head, how, condition=fitted.condition)
 
 
 def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:

@@ -235,18 +235,12 @@ class DensityMethod(Method):
         """Whether the density can be fitted to rows on disk."""
         return GaussianMixture().chunks if self.density is None else self.density.chunks
 
-    def fit_chunks(self, rows: Any, features: Features) -> Self:
-        """Fit the density, and the marginal unless another term has done so, to rows on disk."""
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so, to sums over rows, or to rows on disk."""
         if self.prior.marginal is None:
-            self.prior.fit_counts(rows.count, features)
-        self.density = self._asked(features).fit_chunks(rows)
-        return self
-
-    def fit_moments(self, moments: Moments, features: Features) -> Self:
-        """Fit the density, and the marginal unless another term has done so, to sums over rows."""
-        if self.prior.marginal is None:
-            self.prior.fit_counts(moments.count, features)
-        self.density = self._asked(features).fit_moments(moments)
+            self.prior.fit_counts(data.count, features)
+        density = self._asked(features)
+        self.density = density.fit_moments(data) if isinstance(data, Moments) else density.fit_chunks(data)
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:

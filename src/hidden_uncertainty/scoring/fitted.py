@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -41,15 +41,6 @@ class Fitted:
     threshold: float | None = None  # of the combined score
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of each term's own
     condition: Condition = "prediction"  # what methods were given: only labels tell what speaks of labels
-
-    def calibrate(
-        self,
-        unseen: Iterable[Reading],
-        calibrated: Calibrated,
-        again: Iterable[tuple[Reading, Iterable[Reading]]] = (),
-    ) -> Fitted:
-        """The same with calibrations from data that nothing was fitted to, and without a threshold."""
-        return Fitted(self.head.calibrated(unseen, again, self.condition), calibrated, condition=self.condition)
 
     def learn(self, unseen: Unseen) -> tuple[Fitted, Unseen]:
         """The same with a combination that has learnt from a part of data that nothing was fitted to, and the rest.
@@ -213,10 +204,8 @@ def fit_terms(
             with about(f"layer {name!r}"):
                 if known is None:
                     method.fit(z, (classes if method.needs_classes else y) if method.conditional else None, features)
-                elif isinstance(known, Moments):
-                    method.fit_moments(known, features)
                 else:
-                    method.fit_chunks(known, features)
+                    method.fit_gathered(known, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
     return Fitted(Head(parts, combination).learnt(features, unseen=False), condition=condition)
 

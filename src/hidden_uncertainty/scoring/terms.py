@@ -73,20 +73,16 @@ class Method(Stored, ABC):
 
     @property
     def sums(self) -> Sums | None:
-        """What `fit_moments` takes instead of rows; None where it needs the rows themselves."""
+        """Which sums over rows `fit_gathered` takes instead of rows; None where it needs the rows themselves."""
         return None
-
-    def fit_moments(self, moments: Moments, features: Features) -> Self:
-        """Fit to sums over training rows, by what they are conditioned on; the rows of `features` are a sample."""
-        raise NotImplementedError(f"{type(self).__name__} needs rows: call fit.")
 
     @property
     def chunks(self) -> bool:
-        """Whether `fit_chunks` exists."""
+        """Whether `fit_gathered` takes rows on disk."""
         return False
 
-    def fit_chunks(self, rows: Any, features: Features) -> Self:
-        """Fit to rows on disk, as `fit_moments` to sums; they say their `count`."""
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
+        """Fit to sums over training rows, or to rows on disk, which say their `count`; `features` are a sample."""
         raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit.")
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self, get_args
 
+import torch
 from torch import Tensor
 
 from ...stored import Stored
 from ..checks import check_amounts
-from ..linalg import Shrinkage, check_factor, precision_factor
-from ._em import distances, has_digits
+from ..linalg import Shrinkage, check_factor
+from ._classes import fit_gaussians
+from ._em import EMOptions, distances
 from .moments import Moments
 
 BUFFERS = ("center", "factor", "bias")
@@ -52,18 +55,11 @@ class PooledGaussians(Stored):
 
     def fit_moments(self, moments: Moments) -> Self:
         """Fit to sums over the rows of classes, of which those without rows are left out."""
-        central = moments.central()
-        covariance, mean = central.covariance(self.shrinkage), central.mean[central.count > 0]
-        covariance.diagonal().add_(self.ridge * central.variance())
-        factor, good = precision_factor(covariance)
-        if not bool(good & has_digits(covariance, factor, factor.new_zeros(()))):
-            raise ValueError(
-                f"the covariance of {int(central.count.sum()):,} activations of {mean.shape[1]} dimensions is singular "
-                f"to working precision even with ridge={self.ridge:g}: raise ridge, set shrinkage='oas', or reduce the "
-                "dimensions."
-            )
-        self.center, self.factor = central.middle, factor
-        self.bias = (mean - self.center) @ factor
+        classes = torch.arange(len(moments.count), device=moments.count.device)
+        options = EMOptions("pooled", self.shrinkage, self.ridge)
+        fit = fit_gaussians(replace(moments, dtype=torch.float64), classes, options)
+        self.center, self.factor = fit.center, fit.mixtures.factor[0]
+        self.bias = (fit.mixtures.mean[:, 0] - self.center) @ self.factor
         return self
 
     def forward(self, z: Tensor) -> Tensor:
