@@ -277,3 +277,12 @@ def test_a_density_of_ones_own_needs_no_description(tmp_path):
 def test_only_buffers_are_taken_from_a_header():
     with pytest.raises(ValueError, match="OneForAll has no buffer 'log_prob'"):
         OneForAll.from_config({"fitted": {"log_prob": ["float32", 2]}})
+
+
+def test_arguments_that_are_no_attributes_are_named():
+    class Forgetful(OneForAll):
+        def __init__(self, height: float = 1.0) -> None:
+            super().__init__()
+
+    with pytest.raises(NotImplementedError, match="Forgetful cannot be saved: it needs an attribute 'height'"):
+        Forgetful().config()

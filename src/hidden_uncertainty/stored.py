@@ -37,8 +37,11 @@ class Stored(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The arguments, and precision and shape of each buffer, ready for JSON."""
-        options = {name: getattr(self, name) for name in signature(type(self)).parameters}
-        return {**options, "fitted": shapes_of(self.state_dict()) or None}
+        names = signature(type(self)).parameters
+        lost = [name for name in names if not hasattr(self, name)]
+        if lost:
+            raise NotImplementedError(f"{type(self).__name__} cannot be saved: it needs an attribute {lost[0]!r}.")
+        return {**{name: getattr(self, name) for name in names}, "fitted": shapes_of(self.state_dict()) or None}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

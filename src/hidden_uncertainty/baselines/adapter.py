@@ -135,6 +135,10 @@ class AdaptedMethod(RowMethod):
         super().__init__()
         self.detector, self.dtype = detector, torch.float32
 
+    def config(self) -> dict[str, Any]:
+        """None: what another library has fitted is not only numbers."""
+        raise NotImplementedError(f"{type(self.detector).__name__} cannot be saved, nor sent to other processes.")
+
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Fit the detector."""
         self.detector.fit_features(z, y)

@@ -54,29 +54,25 @@ def run(
         (torch.Size([3, 2]), torch.Size([3]))
     """
     kept: dict[str, Any] = {}
-    calls, early = dict.fromkeys(taps, 0), dict.fromkeys(before or (), 0)
+    calls: dict[tuple[str, bool], int] = {}
 
-    def keep(name: str, tap: Tap) -> Callback:
-        def callback(output: Any, *_: Any) -> None:
-            calls[name] += 1
-            if calls[name] == 1:
+    def tapped(name: str, tap: Tap, *, early: bool = False) -> Callback:
+        calls[name, early] = 0
+
+        def callback(output: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            calls[name, early] += 1
+            if calls[name, early] == 1 and early:
+                tap((*inputs, *named.values()))
+            elif calls[name, early] == 1:
                 kept[name] = tap(output)
 
         return callback
 
-    def show(name: str, tap: Tap) -> Callback:
-        def callback(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            early[name] += 1
-            if early[name] == 1:
-                tap((*inputs, *named.values()))
-
-        return callback
-
-    first = {name: show(name, tap) for name, tap in (before or {}).items()}
-    after = {name: keep(name, tap) for name, tap in taps.items()}
+    after = {name: tapped(name, tap) for name, tap in taps.items()}
+    first = {name: tapped(name, tap, early=True) for name, tap in (before or {}).items()}
     output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
-    if any(count != 1 for some in (calls, early) for count in some.values()):
-        raise RuntimeError(_not_once({**calls, **early}))
+    if any(count != 1 for count in calls.values()):
+        raise RuntimeError(_not_once({name: count for (name, _), count in calls.items()}))
     return output, {name: kept[name] for name in taps}
 
 

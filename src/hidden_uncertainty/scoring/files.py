@@ -15,11 +15,11 @@ from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
 from ..stored import Unallocated, shapes_of
+from .combination import expect_numbers
 from .fitted import Fitted
 from .terms import Term
 
 GRID = ("marginal.support", "marginal.log_weight", "marginal.log_volume")  # what version 0.1.0 had besides
-LARGEST = float(torch.finfo(torch.float32).max)  # that scores are compared with
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -96,8 +96,7 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     combination = head.combination
     io.expect(combination.combine == header["combine"], "it combines terms in two ways")
     io.expect(not combination.learns or [*combination.learnt] == names, "it does not say how scores are combined")
-    known = all(type(number) in (int, float) and abs(number) < LARGEST for number in numbers)
-    io.expect(known, "a seed or a threshold is not a number, or too large")
+    expect_numbers(numbers, "a seed or a threshold")
     for learnt in combination.learnt.values():
         learnt.check()
     with Unallocated(len(names)):
