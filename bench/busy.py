@@ -1,7 +1,7 @@
 """`python -m bench.busy`: a fit on quiet cores and on cores that other processes keep busy → busy.json.
 
 Each fit runs in a process of its own. *Busy* means one endless loop per core beside it. *Left alone* means without what
-the library does about it (`hidden_uncertainty.threads`); such a fit is stopped after two minutes.
+the library does about it (`hidden_uncertainty.precision`); such a fit is stopped after two minutes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HERE = Path(__file__).resolve().parent
 LIMIT = 120  # seconds
 FIT = """
 import math, sys, time, torch
-from hidden_uncertainty import GaussianMixture, threads
+from hidden_uncertainty import GaussianMixture, precision
 count, rows, alone = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "alone"
 if alone:
-    threads.LONGEST, threads.LEAST = math.inf, 0.0
+    precision.LONGEST, precision.LEAST = math.inf, 0.0
 torch.set_num_threads(count)
 random = torch.Generator().manual_seed(0)
 y = torch.arange(rows) % 10

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.density.flow._coupling import Couplings, log_prob
-from hidden_uncertainty.density.flow._train import Sample, log_likelihood
+from hidden_uncertainty.density._coupling import Couplings, log_prob
+from hidden_uncertainty.density._train import Sample, log_likelihood
 
 from .timing import Seconds, alternate
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from hidden_uncertainty import GaussianMixture, threads
+from hidden_uncertainty import GaussianMixture, precision
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def two():
 def used(monkeypatch, seconds, cores=2.0, rows=4):
     """How many threads a fit uses where a small operation takes so long, and so many cores are to be had."""
     seen = []
-    monkeypatch.setattr(threads, "_seconds", lambda: seconds)
-    monkeypatch.setattr(threads, "_cores", lambda: cores)
+    monkeypatch.setattr(precision, "_seconds", lambda: seconds)
+    monkeypatch.setattr(precision, "_cores", lambda: cores)
     monkeypatch.setattr(GaussianMixture, "_fit", lambda self, z, y: seen.append(torch.get_num_threads()))
     GaussianMixture().fit(torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.long))
     return seen
@@ -43,14 +43,14 @@ def test_cores_are_those_that_threads_get():
     with_one = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert 0 < threads._cores() < 1.5
+        assert 0 < precision._cores() < 1.5
     finally:
         torch.set_num_threads(with_one)
 
 
 @pytest.mark.usefixtures("two")
 def test_threads_come_back_after_an_error(monkeypatch):
-    monkeypatch.setattr(threads, "_seconds", lambda: 0.03)
+    monkeypatch.setattr(precision, "_seconds", lambda: 0.03)
     with pytest.raises(ValueError, match="same length"):
         GaussianMixture().fit(torch.zeros(4, 2), torch.zeros(3, dtype=torch.long))
     assert torch.get_num_threads() == 2
@@ -60,11 +60,11 @@ def test_threads_come_back_after_an_error(monkeypatch):
 def test_what_is_measured_is_the_mean_time_of_an_operation(monkeypatch):
     ticks = iter([0.0, 0.04])
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    assert threads._seconds() == 0.04 / threads.TRIES
+    assert precision._seconds() == 0.04 / precision.TRIES
 
 
 def test_one_thread_is_not_measured(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(threads, "_seconds", lambda: pytest.fail("measured"))
-    with threads.helpful_threads(1 << 30):
+    monkeypatch.setattr(precision, "_seconds", lambda: pytest.fail("measured"))
+    with precision.helpful_threads(1 << 30):
         pass

@@ -76,10 +76,8 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping
     A file that is replaced keeps its permissions. What a killed process left behind is removed by the next call.
 
     Args:
-        path: The file, in a folder that exists.
-        header: What JSON can hold: dictionaries with text keys, lists, text, finite numbers, booleans and None. Numbers
+        header: what JSON can hold: dictionaries with text keys, lists, text, finite numbers, booleans and None. Numbers
             of numpy count as Python's.
-        tensors: The tensors by name.
 
     Example:
         >>> import tempfile
@@ -123,16 +121,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def read(
     path: str | os.PathLike[str], device: torch.device | str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the header and the tensors of a file that `write` made, and check that they are what was written.
-
-    Args:
-        path: The file.
-        device: Where the tensors go; main memory when None.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is a folder, empty, cut short, damaged, of another program, or of a newer version.
-    """
+    """Read the header and the tensors of a file that `write` made, and check that they are what was written."""
     if os.path.isdir(path):
         raise ValueError(f"'{path}' is a folder: give the name of a file in it, such as 'detector.safetensors'")
     if not os.path.exists(path):

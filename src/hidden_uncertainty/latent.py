@@ -63,18 +63,13 @@ class LatentDensity(Detector):
         task: what the network predicts, `"classification"`, `"regression"`, `"multi-label"`, or a task that says more,
             as a `Regression` where a predicted variance is; None infers one of the first two where the outputs leave no
             doubt, and logs it.
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
         condition: fit p(z | ŷ) given the network's predictions, as in the paper, or given the labels. With predictions
             p(ŷ | z) is as narrow as the density allows, since ŷ is a function of z; labels show the noise of the data.
         marginal: p(ŷ) of numbers: `"uniform"`, `"gaussian"`, `"beta-prime"` or `"histogram"`; `"auto"` chooses by
             held-out likelihood among the last three, which have tails. A marginal of your own can say its support too.
         combine: how several layers become one score: `"last"`, `"mean"`, `"fisher"` or weights, as for `Detector`. None
             is `"fisher"` for layers that were chosen, and `"last"` for others.
-        pixels: for networks that predict a class or a number for every pixel: how these are drawn, scored and
-            calibrated. Every score is then a map (n, H, W).
-        unpack: turns what a loader gives into `(inputs, label)`, when it gives neither `x`, `(x, y)` nor a dict.
-        seed: of random projections, and of which pixels are drawn.
-        progress: show progress bars; None shows them on a terminal.
+        output, pixels, unpack, seed, progress: as for `Detector`.
 
     Example:
         >>> from hidden_uncertainty import GaussianMixture

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from .notes import note
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,15 +27,16 @@ _BACKENDS: list[Any] = (  # torch < 2.9 has one setting for all
     if hasattr(torch.backends.cuda.matmul, "fp32_precision")
     else []
 )
+TRIES = 8
+LONGEST = 5e-4  # seconds that a small operation may take on average: on a quiet core it is a hundredth of that
+LARGE = 1 << 20  # numbers to fit to, from which on the share of the cores is measured, which takes longer
+PROBE, LEAST = 0.02, 0.7  # seconds that this takes, and what it must be of the threads' cores
 
 
 class Setting:
     """A setting of the whole process, changed by the first thread that needs it and put back after the last.
 
-    Args:
-        read: what it is now.
-        write: sets it.
-        needed: what it must be instead; None where it can stay.
+    `needed` says what it must be instead of what it is, and None where it can stay.
 
     Example:
         >>> value = ["fast"]
@@ -145,9 +149,7 @@ def put_back_after(work: Callable[[], T], put_back: Callable[[], None]) -> T:
 def gradients(enabled: bool, *, lasting: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A function that runs with gradients on or off; as `torch.no_grad`, but no interrupt leaves them so.
 
-    Args:
-        enabled: whether they are on.
-        lasting: run outside inference mode, so that the tensors it makes can be updated and differentiated later.
+    If it is `lasting`, it runs outside inference mode: the tensors it makes can be updated and differentiated later.
 
     Example:
         >>> gradients(False)(torch.is_grad_enabled)(), torch.is_grad_enabled()
@@ -195,3 +197,51 @@ def saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
     if z.dtype != dtype:
         z = z.to(torch.promote_types(z.dtype, dtype))
     return (z / (z.abs().amax(-1, keepdim=True) / farthest(dtype)).clamp(min=1)).to(dtype)
+
+
+@contextmanager
+def helpful_threads(size: int) -> Iterator[None]:
+    """Run a block that fits to `size` numbers by small operations, on one thread where several are slower.
+
+    The threads of one operation end together. Where one of them waits for its core, the others spin until their own
+    time is up, so that an operation takes as long as the system lets a process run. The environment variable
+    `OMP_WAIT_POLICY=passive`, set before Python starts, has them sleep instead.
+
+    Example:
+        >>> threads = torch.get_num_threads()
+        >>> with helpful_threads(size=1000):
+        ...     few = torch.get_num_threads()
+        >>> few in (1, threads), torch.get_num_threads() == threads
+        (True, True)
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or (_seconds() < LONGEST and (size < LARGE or _cores() >= LEAST * threads)):
+        yield
+        return
+    note(
+        f"other work keeps the cores busy, so that {threads} threads would wait for each other: fitting on one. "
+        "OMP_WAIT_POLICY=passive in the environment lets them share."
+    )
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _seconds() -> float:
+    """How long a small operation takes that all threads share, on average."""
+    x = torch.zeros(1 << 17, device="cpu")
+    start = time.perf_counter()
+    for _ in range(TRIES):
+        x.add_(1.0)
+    return (time.perf_counter() - start) / TRIES
+
+
+def _cores() -> float:
+    """How many cores all threads together get."""
+    x = torch.zeros(LARGE, device="cpu")
+    start, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < PROBE:
+        x.sin_()
+    return (time.process_time() - used) / (time.perf_counter() - start)

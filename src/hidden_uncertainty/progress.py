@@ -41,12 +41,7 @@ class Bar:
         self._row: tuple[Progress, TaskID] | None = None
 
     def advance(self, n: int = 1, **info: float | str) -> None:
-        """Record `n` more steps, and what to show beside them.
-
-        Args:
-            n: steps done since the last call.
-            info: named values such as `likelihood=-3.2`; each stays until it is given again. Formatted only when shown.
-        """
+        """Record `n` more steps, and named values to show beside them, each until it is given again."""
         self.completed += n
         self._info.update(info)
         if self._row is not None and self._row[0] is _display:
@@ -88,10 +83,6 @@ def bars(enabled: bool | None) -> Iterator[None]:
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     """Show one bar for the length of a `with` block; whatever ends the block, the terminal is left as it was.
-
-    Args:
-        description: what is going on.
-        total: steps to go, None when unknown.
 
     Example:
         >>> with progress_bar("mixture", total=3) as bar:

@@ -109,7 +109,9 @@ class Processes(Team):
         mine = _packed(thing) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8, device="cpu")
         (size, *_) = self._gathered(torch.tensor([len(mine)], device="cpu"))
         room = mine if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8, device="cpu")
-        self._wait(self._group.broadcast([room], _options(distributed.BroadcastOptions, rootRank=0, rootTensor=0)))
+        options = distributed.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        self._wait(self._group.broadcast([room], options))
         return thing if self.rank == 0 else _unpacked(room)
 
     def to_first(self, thing: T) -> list[T]:
@@ -197,13 +199,6 @@ def _team_of(group: Any) -> Team:
     if size < 1:
         raise ValueError("this process is not in the process_group that was given: only its members may call.")
     return Team() if size == 1 else Processes(group)
-
-
-def _options(kind: Any, **values: Any) -> Any:
-    made = kind()
-    for name, value in values.items():
-        setattr(made, name, value)
-    return made
 
 
 def _packed(thing: Any) -> Tensor:

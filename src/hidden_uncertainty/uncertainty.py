@@ -45,14 +45,10 @@ class LayerScores(_Alarm):
     Args:
         epistemic: Surprise at the layer's activations, -log p(z).
         aleatoric: Entropy of the prediction given them, h(y|z).
-        log_aleatoric: Its logarithm, finite also where the entropy underflows.
         residual: What the reduction to fewer dimensions left out.
-        p_value: Share of unseen inputs at least as surprising, lower when more surprising; in float64.
-        expected_error: For regression given labels, the root of E[(y - prediction)²] under p(y|z), in the output's own
-            unit; (n, q) where there are q outputs.
+        log_aleatoric, p_value, expected_error, probabilities: As in `Uncertainty`, by this layer alone.
         threshold: The epistemic uncertainty above which this layer calls an input surprising.
         part: What the layer adds to the combined score, where it is a sum.
-        probabilities: Of each label, (n, L), where an input may have several: p(y_l = 1 | z).
 
     Example:
         >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]), threshold=2.0).surprising

@@ -60,7 +60,8 @@ def test_rebuilt_from_its_configuration() -> None:
 def test_fit_again_forgets() -> None:
     marginal = Categorical().fit(torch.tensor([0, 1, 2, 3]))
     assert marginal.fit(torch.tensor([1, 1]), classes=2) is marginal
-    assert marginal.config() == {"classes": 2, "occurring": 1}
+    shapes = {"log_prob": ["float32", 2], "support": ["int64", 1], "log_weight": ["float32", 1]}
+    assert marginal.config() == {"fitted": shapes}
     assert set(marginal.state_dict()) == {"log_prob", "support", "log_weight"}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from capture_nets import Net, Odd, data_parallel, images, in_threads, mlp, unchanged, vectors
 from hidden_uncertainty.model.capture import device_of, find, lend, named, nearest, run
-from hidden_uncertainty.model.selection import select
+from hidden_uncertainty.model.outputs import select
 
 
 def test_the_output_and_layers_are_those_of_the_model_in_evaluation_mode() -> None:

@@ -106,10 +106,12 @@ def test_sizes_in_a_header(tmp_path):
             for value in part.values():
                 enlarge(value)
         elif isinstance(part, list):
+            if "float32" in part:
+                part[1:] = [1 << 24] * len(part[1:])
             for value in part:
                 enlarge(value)
 
-    enlarge(header)
+    enlarge(header["head"])
     io.write(path, header, tensors)
     error = _error(path, network)
     assert isinstance(error, ValueError) and "is damaged" in str(error), error

@@ -94,10 +94,8 @@ class PytorchOODFeatures(LayerDetector):
     Args:
         detector: copied for every layer. pytorch-ood's are best made with `encoder=None`: it would be copied too, and
             is not used.
-        model: any trained network.
-        layers: as for `LatentDensity`.
         condition: y are the labels, as pytorch-ood means it, or what the network predicts.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`.
 
     Example:
         >>> class Norm:
@@ -136,6 +134,10 @@ class AdaptedMethod(RowMethod):
     def __init__(self, detector: Any) -> None:
         super().__init__()
         self.detector, self.dtype = detector, torch.float32
+
+    def config(self) -> dict[str, Any]:
+        """None: what another library has fitted is not only numbers."""
+        raise NotImplementedError(f"{type(self.detector).__name__} cannot be saved, nor sent to other processes.")
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Fit the detector."""

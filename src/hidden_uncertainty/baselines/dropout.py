@@ -35,10 +35,9 @@ class MCDropout(VotingDetector):
     the `dropout=` of `nn.MultiheadAttention` and of recurrent layers; calls of `torch.nn.functional.dropout` inside a
     model's own code cannot be seen and stay off.
 
-    Masks come from a generator of each call's own. Only attention, recurrent layers, `nn.TransformerEncoder` and
-    dropout layers with a `forward` of your own draw from the generator of the process, which is seeded for the time of
-    the call and then set back. Inputs are repeated along the batch, so that one pass draws several samples; where that
-    cannot be (an input without the batch in front, a mask that the rows share), samples are drawn pass by pass.
+    Masks come from a generator of each call's own; only where torch draws them itself, as in attention and recurrent
+    layers, is that of the process seeded for the time of the call. Inputs are repeated along the batch, so that one
+    pass draws several samples; where that cannot be, samples are drawn pass by pass.
 
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.

@@ -16,7 +16,7 @@ from ..abilities import require
 from ..detector import Detector
 from ..model.batches import Batch
 from ..model.capture import device_of, run
-from ..model.selection import select
+from ..model.outputs import select
 from ..model.tasks import Classification, MultiLabel, Prediction, Task, TaskName
 from ..precision import gradients
 from ..scoring.bayes import infer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, Self, Unpack, get_args
 
@@ -30,7 +30,7 @@ class LabelledPointMethod(PointMethod):
 
     def __init__(self, k: int, backend: Backend = "torch") -> None:
         super().__init__(k, backend)
-        self.register_buffer("classes", torch.zeros(0, dtype=torch.long, device="cpu"))
+        self.register_buffer("classes", None)
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Keep the rows and their classes."""
@@ -38,17 +38,11 @@ class LabelledPointMethod(PointMethod):
         self.classes = y.clone()
         return super().fit(z, y, features)
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        method = super().from_config(config)
-        if method.index is not None:
-            method.classes = torch.zeros(len(method.index.points), dtype=torch.long, device="cpu")
-        return method
-
     def check(self) -> None:
         """Raise a ValueError where what was fitted cannot be."""
-        expect(self.classes >= 0, "a class is negative")
+        known = self.classes is None or len(self.classes) == len(self.index.points)
+        expect(known, "there is not one class per point")
+        expect(self.classes is None or self.classes >= 0, "a class is negative")
 
 
 class KernelRatio(LabelledPointMethod):
@@ -64,10 +58,6 @@ class KernelRatio(LabelledPointMethod):
         """Keep the rows, their classes and their deviation."""
         self.deviation = deviation_of(z)
         return super().fit(z, y, features)
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        return {**super().config(), "deviation": self.deviation}
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The share at each row."""
@@ -96,50 +86,34 @@ class GaussianKernels(RowMethod):
     points: Tensor
     center: Tensor
 
-    def __init__(self, bandwidth: float | Rule = "scott") -> None:
+    def __init__(self, bandwidth: float | Rule = "scott", *, found: float | None = None) -> None:
         super().__init__()
-        self.asked, self.bandwidth = bandwidth, math.nan
+        self.bandwidth, self.found = bandwidth, found  # what is asked for, and what that is for the points
         self.register_buffer("points", None)
         self.register_buffer("center", None)
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Keep the rows and find the bandwidth."""
         self.points, self.center = z.detach().clone(), center_of(z)
-        self.bandwidth = find_bandwidth(z, self.asked)
+        self.found = find_bandwidth(z, self.bandwidth)
         return self
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The negative log density at each row."""
-        total = torch.cat([self._log_sum(rows) for rows in z.split(QUERIES)])
+        assert self.found is not None
+        total = torch.cat([self._log_sum(rows, self.found) for rows in z.split(QUERIES)])
         count, dim = self.points.shape
         if seen:  # without the row's own kernel, which is exp(0)
             total, count = total.clamp(min=1e-12).expm1().log(), count - 1
-        return math.log(count) + 0.5 * dim * math.log(2 * math.pi * self.bandwidth**2) - total
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        fitted = None
-        if self.points is not None:
-            dtype = str(self.points.dtype).removeprefix("torch.")
-            fitted = {"shape": list(self.points.shape), "dtype": dtype, "bandwidth": self.bandwidth}
-        return {"bandwidth": self.asked, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        method, fitted = cls(config["bandwidth"]), config["fitted"]
-        if fitted is not None:
-            method.points = torch.zeros(fitted["shape"], dtype=getattr(torch, fitted["dtype"]), device="cpu")
-            method.center, method.bandwidth = center_of(method.points[:1]), fitted["bandwidth"]
-        return method
+        return math.log(count) + 0.5 * dim * math.log(2 * math.pi * self.found**2) - total
 
     def check(self) -> None:
         """Raise a ValueError where what was fitted cannot be."""
-        expect(self.points is None or self.bandwidth > 0, "the bandwidth is not positive")
+        expect(self.points is None or (self.found is not None and self.found > 0), "the bandwidth is not positive")
 
-    def _log_sum(self, rows: Tensor) -> Tensor:
+    def _log_sum(self, rows: Tensor, bandwidth: float) -> Tensor:
         blocks = squared_distances(rows, self.points, self.center)
-        sums = [(-0.5 * squares / self.bandwidth**2).logsumexp(1) for _, squares in blocks]
+        sums = [(-0.5 * squares / bandwidth**2).logsumexp(1) for _, squares in blocks]
         return torch.stack(sums).logsumexp(0)
 
 
@@ -158,8 +132,6 @@ class KernelDensity(LayerDetector):
     .. math:: s(z) = -\log \frac 1 n \sum_j \mathcal N(z \mid z_j, h^2 I)
 
     Args:
-        model: any trained network.
-        layers: as for `LatentDensity`; the authors take the penultimate one.
         how: `"ratio"` or `"gaussian"`.
         condition: for the ratio, the classes of training data are what the network predicts, or their labels, as
             published.
@@ -167,7 +139,7 @@ class KernelDensity(LayerDetector):
         bandwidth: h of the Gaussian kernel: a number, or Scott's :math:`n^{-1/(d+4)}` or Silverman's
             :math:`(n (d + 2) / 4)^{-1/(d+4)}` rule times the root of the mean variance.
         backend: of the search, as for `NearestNeighbours`.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`; the authors take the penultimate layer.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -212,13 +184,12 @@ class Credibility(LayerDetector):
     that the neighbours vote for; and the input itself is counted, 1 in n + 1. Counts are few, so many inputs tie.
 
     Args:
-        model: any trained classifier.
-        layers: as for `LatentDensity`; the authors take all of them.
         condition: the classes of training and calibration data are their labels, as published, or what the network
             predicts for them.
         k: neighbours per layer.
         backend: of the search, as for `NearestNeighbours`.
-        options: see `LayerDetector`; `combine` has no effect, disagreeing neighbours of all layers are counted.
+        model, layers, options: as for `LayerDetector`; the authors take all layers. `combine` has no effect,
+            disagreeing neighbours of all layers are counted.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))

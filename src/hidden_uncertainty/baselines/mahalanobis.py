@@ -26,18 +26,18 @@ from .base import LayerDetector, LayerOptions, RowMethod
 
 
 class MahalanobisDistance(RowMethod):
-    """The squared distance to the nearest class mean, less that to the mean of all data where there is a background.
+    """The squared distance to the nearest class mean, less that to the mean of all data where it is `relative`.
 
     `epsilon` is how far `Mahalanobis` moves inputs first; other detectors do not.
     """
 
     unit = "squared deviations"
 
-    def __init__(
-        self, classes: PooledGaussians, background: PooledGaussians | None = None, *, epsilon: float = 0.0
-    ) -> None:
+    def __init__(self, shrinkage: Shrinkage | None, ridge: float, epsilon: float, relative: bool) -> None:
         super().__init__()
-        self.classes, self.background, self.epsilon = classes, background, epsilon
+        self.shrinkage, self.ridge, self.epsilon, self.relative = shrinkage, ridge, epsilon, relative
+        self.classes = PooledGaussians(shrinkage=shrinkage, ridge=ridge)
+        self.background = PooledGaussians(shrinkage=shrinkage, ridge=ridge) if relative else None
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Class means and the covariance around them, and the mean and covariance of all."""
@@ -52,32 +52,17 @@ class MahalanobisDistance(RowMethod):
         """One scatter, unless its shrinkage needs more."""
         return None if self.classes.shrinkage == "ledoit-wolf" else "pooled"
 
-    def fit_moments(self, moments: Moments, features: Features) -> Self:
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
         """The same from sums over rows."""
-        self.classes.fit_moments(moments)
+        self.classes.fit_moments(data)
         if self.background is not None:
-            self.background.fit_moments(moments.merged())
+            self.background.fit_moments(data.merged())
         return self
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The distance of each row."""
         nearest = self.classes(z).amin(1)
         return nearest if self.background is None else nearest - self.background(z)[:, 0]
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        background = None if self.background is None else self.background.config()
-        return {"classes": self.classes.config(), "background": background, "epsilon": self.epsilon}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        background = config["background"]
-        return cls(
-            PooledGaussians.from_config(config["classes"]),
-            None if background is None else PooledGaussians.from_config(background),
-            epsilon=config["epsilon"],
-        )
 
 
 class Mahalanobis(LayerDetector):
@@ -93,15 +78,13 @@ class Mahalanobis(LayerDetector):
     Feature maps are averaged over positions with `reduce="channels"`, as in that paper.
 
     Args:
-        model: any trained classifier.
-        layers: as for `LatentDensity`.
         condition: means of the classes that the network predicts, or of the labels.
         shrinkage: how the covariance is shrunk towards a multiple of the identity: `"oas"`, `"ledoit-wolf"`, for
             which all features are kept (see `Moments`), or None.
         ridge: added to the diagonal of the covariance, as a share of its mean.
         epsilon: inputs are first moved to :math:`x - \epsilon\, \operatorname{sign} \nabla_x s`, for each layer in its
             own direction. This takes a backward pass, and one forward pass per layer.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -129,8 +112,8 @@ class Mahalanobis(LayerDetector):
             raise ValueError(f"epsilon must be zero or more, not {epsilon}.")
         if epsilon and options.get("pixels") is not None:
             raise ValueError("epsilon moves whole inputs: leave pixels= out, or use epsilon=0.")
-        parts = [PooledGaussians(shrinkage=shrinkage, ridge=ridge) for _ in range(1 + self.relative)]
-        super().__init__(model, layers, MahalanobisDistance(*parts, epsilon=epsilon), condition=condition, **options)
+        method = MahalanobisDistance(shrinkage, ridge, epsilon, self.relative)
+        super().__init__(model, layers, method, condition=condition, **options)
 
     @property
     def epsilon(self) -> float:
@@ -280,11 +263,8 @@ def one_gaussian_per_class(
     those predicted, where theirs are labels (`condition="label"`).
 
     Args:
-        model: any trained classifier.
-        layers: as for `LatentDensity`.
-        shrinkage: of each class's covariance, as for `GaussianMixture`; theirs has none.
-        ridge: added to the diagonal of every covariance, as for `GaussianMixture`.
-        options: further arguments of `LatentDensity`.
+        shrinkage, ridge: of each class's covariance, as for `GaussianMixture`; theirs has no shrinkage.
+        model, layers, options: as for `LatentDensity`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))

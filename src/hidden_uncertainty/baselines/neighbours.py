@@ -72,18 +72,6 @@ class Index(nn.Module):
         self._built: Any = None
         self._deviation = 1.0
 
-    def config(self) -> dict[str, Any]:
-        """The shape and precision of the points, as JSON."""
-        return {"shape": list(self.points.shape), "dtype": str(self.points.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], backend: Backend) -> Self:
-        """An index of the right shape, its points zero until they are loaded."""
-        points = torch.zeros(config["shape"], dtype=getattr(torch, config["dtype"]), device="cpu")
-        index = cls(points[:1], 0, backend)  # the mean of all would take time
-        index.points = points
-        return index
-
     @property
     def _faiss(self) -> Any:
         """The index of faiss, made when it is first needed; None where torch searches."""
@@ -149,20 +137,9 @@ class PointMethod(RowMethod):
         self.index = Index(z, self.k, self.backend)
         return self
 
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        index = None if self.index is None else self.index.config()
-        return {"k": self.k, "backend": self.backend, "index": index}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        options = dict(config)
-        index = options.pop("index")
-        method = cls(**options)
-        if index is not None:
-            method.index = Index.from_config(index, method.backend)
-        return method
+    def _build(self, shapes: Mapping[str, list[Any]]) -> None:
+        if shapes:
+            self.index = Index(torch.zeros(1, shapes["index.points"][2], device="cpu"), 0, self.backend)
 
 
 class NeighbourDistance(PointMethod):
@@ -184,10 +161,6 @@ class NeighbourDistance(PointMethod):
         k = min(self.k + seen, len(self.index.points))
         return self.index.search(self._prepared(z), k)[0][:, -1]
 
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
-        return {**super().config(), "normalise": self.normalise}
-
     def _prepared(self, z: Tensor) -> Tensor:
         if not self.normalise:
             return z
@@ -205,14 +178,12 @@ class NearestNeighbours(LayerDetector):
     layer is wider than `max_dim`; `max_dim=None` keeps their norm and direction as the network made them.
 
     Args:
-        model: any trained network.
-        layers: as for `LatentDensity`.
         k: which neighbour; 50 is the authors' for CIFAR-10 with all of its training data. With less data take fewer.
         normalise: compare directions only.
         backend: `"torch"` searches by blocked matrix products in float64, where the model is; `"faiss"` by that
             library's flat index in float32, on the CPU, 2.5 times as fast there, and rougher about who is nearest for
             inputs far away; `"auto"` is faiss where it is installed and the activations are on the CPU.
-        options: see `LayerDetector`.
+        model, layers, options: as for `LayerDetector`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))

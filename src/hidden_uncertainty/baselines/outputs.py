@@ -54,8 +54,7 @@ class SoftmaxEntropy(OutputDetector):
     Where an input may have several labels, it is the sum of their entropies.
 
     Args:
-        model: any trained classifier, with one column per class, or with a single logit for two classes.
-        options: see `OutputOptions`; `logits=False` when the network returns probabilities.
+        model, options: as for `OutputDetector`.
 
     Example:
         >>> u = SoftmaxEntropy(nn.Identity())(torch.tensor([[0.0, 0.0], [9.0, 0.0]]))
@@ -71,8 +70,7 @@ class MaxProbability(OutputDetector):
     """One minus the probability of the predicted class; of several labels, of the likeliest set of them.
 
     Args:
-        model: any trained classifier, with one column per class, or with a single logit for two classes.
-        options: see `OutputOptions`; `logits=False` when the network returns probabilities.
+        model, options: as for `OutputDetector`.
 
     Example:
         >>> MaxProbability(nn.Identity())(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).epistemic
@@ -117,10 +115,9 @@ class GEN(OutputDetector):
     the sum is over those that have most of it.
 
     Args:
-        model: any trained classifier, with one column per class, or with a single logit for two classes.
         gamma: between 0 and 1.
         largest: how many classes count, at most.
-        options: see `OutputOptions`; `logits=False` when the network returns probabilities.
+        model, options: as for `OutputDetector`.
 
     Example:
         >>> import torch

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
+from ..io import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -209,11 +211,9 @@ class Comparison:
 
 def write_json(content: Any, path: Path) -> Path:
     """Write a file whole or not at all; folders are made."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with replacing(path) as file:
+        file.write(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
     return path
 
 

@@ -19,16 +19,6 @@ Network = TypeVar("Network", bound=nn.Module)
 class DigitsNet(nn.Module):
     """Three convolutions and two fully connected layers, in blocks with names.
 
-    ==========  ===================  ======
-    layer       output               width
-    ==========  ===================  ======
-    `conv1`     (n, 16, 8, 8)        1,024
-    `conv2`     (n, 32, 4, 4)        512
-    `conv3`     (n, 64, 2, 2)        256
-    `hidden`    (n, 256)             256
-    `output`    (n, classes)         10
-    ==========  ===================  ======
-
     Args:
         classes: how many there are.
         seed: of the initial weights.
@@ -44,11 +34,11 @@ class DigitsNet(nn.Module):
         linear = partial(nn.Linear, dtype=torch.float32)
         conv = partial(nn.Conv2d, kernel_size=3, padding=1, dtype=torch.float32)
         with built(seed):
-            self.conv1 = nn.Sequential(conv(1, 16), nn.ReLU())
-            self.conv2 = nn.Sequential(conv(16, 32), nn.ReLU(), nn.MaxPool2d(2))
-            self.conv3 = nn.Sequential(conv(32, 64), nn.ReLU(), nn.MaxPool2d(2))
-            self.hidden = nn.Sequential(nn.Flatten(), linear(256, 256), nn.ReLU())
-            self.output = linear(256, classes)
+            self.conv1 = nn.Sequential(conv(1, 16), nn.ReLU())  # (n, 16, 8, 8)
+            self.conv2 = nn.Sequential(conv(16, 32), nn.ReLU(), nn.MaxPool2d(2))  # (n, 32, 4, 4)
+            self.conv3 = nn.Sequential(conv(32, 64), nn.ReLU(), nn.MaxPool2d(2))  # (n, 64, 2, 2)
+            self.hidden = nn.Sequential(nn.Flatten(), linear(256, 256), nn.ReLU())  # (n, 256)
+            self.output = linear(256, classes)  # (n, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """The logit of each class (n, classes), for images (n, 1, 8, 8)."""

@@ -1,7 +1,7 @@
 """Densities p(z|ŷ) of activations given what the network predicts."""
 
 from .base import Density
-from .flow.flow import ConditionalFlow
+from .flow import ConditionalFlow
 from .gaussian.joint import JointMixture
 from .gaussian.mixture import GaussianMixture
 from .gaussian.moments import Moments, Sums

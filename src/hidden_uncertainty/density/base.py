@@ -6,26 +6,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arrays import is_array, to_tensor
 from ..extract import Lattice
 from ..io import plain, register
 from ..notes import deprecated
+from ..precision import helpful_threads
 from ..progress import bars
-from ..threads import helpful_threads
+from ..stored import Stored
 
 if TYPE_CHECKING:
     from .gaussian.mixture import Chunks
     from .gaussian.moments import Moments, Sums
 
 
-class Density(nn.Module, ABC):
+class Density(Stored, ABC):
     r"""A density :math:`p(z \mid \hat y)` of activations given what the network predicts.
 
-    What was fitted lives in buffers, so that a density moves, casts and saves like any module. `config` says how to
-    build the density again, with empty buffers that are then loaded. A subclass overrides `_fit`, or all of `fit`; it
-    can be loaded from files wherever it has been imported.
+    What was fitted lives in buffers, so that a density moves, casts and saves like any module. A subclass overrides
+    `_fit`, or all of `fit`; it can be loaded from files wherever it has been imported.
     """
 
     kinds: ClassVar[dict[str, type[Density]]] = {}  # every density by its name, for files
@@ -104,12 +104,3 @@ class Density(nn.Module, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, plain(value))  # options may come from numpy
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, ready for JSON: `from_config` builds buffers of the same shapes."""
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The density that `config` describes; its buffers are zero until they are loaded."""

@@ -97,6 +97,15 @@ def _check_finite(name: str, values: Tensor) -> None:
         raise ValueError(f"{bad} hold NaN or infinity: leave them out, or find out why.")
 
 
+def match_classes(support: Tensor, classes: Tensor) -> Tensor:
+    """Which class each point of a support (m,) is, (m, C); an error where it is none of those fitted."""
+    match = support[:, None] == classes
+    if not bool(match.any(1).all()):
+        missing = support[~match.any(1)].tolist()
+        raise ValueError(f"no density was fitted for class {missing}; fitted: {classes.tolist()}.")
+    return match
+
+
 def as_vectors(support: Tensor, numbers: int, rows: int) -> Tensor:
     """Support points as (m, q), or (n, m, q) where each of n rows has its own; from (m,) too where q is one."""
     y = support[:, None] if support.dim() == 1 and numbers == 1 else support

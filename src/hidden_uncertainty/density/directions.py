@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from ..io import expect
+from ..notes import note
 from ..precision import precise, saturate
 from .linalg import gram
 
@@ -20,11 +21,10 @@ class Directions(nn.Module):
 
     .. math:: \log p(z) = \log p_u(u) + \text{rest}, \qquad u = \Lambda^{-1/2} B^\top (z - m)
 
-    B holds the eigenvectors of the covariance whose eigenvalue is above `tolerance` times the largest. Eigenvectors
-    come from the rows outside the holdout; each is scaled by the larger of its deviations on those rows and on the
-    holdout, because with few rows the smallest eigenvalues are far too small for new ones. The directions dropped
-    share one isotropic Gaussian, as wide as the holdout is there. `rest` is its log-density plus log |∂u/∂z|: so this
-    is a proper density over all d dimensions, in which a dead unit that wakes up is surprising.
+    B holds the eigenvectors of the covariance whose eigenvalue is above `tolerance` times the largest. Each is scaled
+    by the larger of its deviations on the fitted rows and on the holdout, because with few rows the smallest
+    eigenvalues are far too small for new ones. The directions dropped share one isotropic Gaussian, as wide as the
+    holdout is there. `rest` is its log-density plus log |∂u/∂z|: a dead unit that wakes up is surprising.
 
     Example:
         >>> t = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
@@ -43,9 +43,19 @@ class Directions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dim = self.kept = self.dead = 0
+        self.dead = 0  # constant units among what was fitted to
         for name in BUFFERS:
             self.register_buffer(name, None)
+
+    @property
+    def dim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.basis)
+
+    @property
+    def kept(self) -> int:
+        """How many directions vary."""
+        return self.basis.shape[1]
 
     @property
     def collinear(self) -> int:
@@ -54,12 +64,9 @@ class Directions(nn.Module):
 
     @precise
     def fit(self, z: Tensor, *, holdout: Tensor, tolerance: float = 1e-8) -> Self:
-        """Find the directions of z (n, d).
+        """Find the directions of finite z (n, d), of which rows of the holdout, a mask (n,), check the scales.
 
-        Args:
-            z: activations, finite.
-            holdout: True for the rows that check the scales, (n,); at least one row, and at most all but two.
-            tolerance: directions whose variance is at most this share of the largest are dropped.
+        Directions whose variance is at most `tolerance` times the largest are dropped.
         """
         z = z.detach()
         dtype = z.dtype if z.dtype == torch.float64 else torch.float32
@@ -79,13 +86,14 @@ class Directions(nn.Module):
         on_basis = checked @ basis
         residual = checked - on_basis @ basis.mT
         variance = torch.maximum(values[values > floor].flip(0), on_basis.square().mean(0))
-        self.dim, self.kept, self.dead = z.shape[1], basis.shape[1], int(constant.sum())
-        dropped = self.dim - self.kept
+        self.dead, dropped = int(constant.sum()), z.shape[1] - basis.shape[1]
         spread = torch.maximum(floor, residual.square().sum(1).mean() / max(dropped, 1)).sqrt()
         log_scale = -0.5 * variance.log().sum() - dropped * (spread.log() + 0.5 * math.log(2 * math.pi))
         found = (center, basis.contiguous(), variance.sqrt(), spread, log_scale)
         for name, value in zip(BUFFERS, found, strict=True):
             setattr(self, name, value.to(dtype))
+        if dropped:
+            note(str(self.describe()))
         return self
 
     @precise
@@ -105,22 +113,6 @@ class Directions(nn.Module):
         kinds = {"dead": self.dead, "collinear with them": self.collinear}
         parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
         return f"{self.kept} of {self.dim} directions kept: {parts}" if parts else None
-
-    def config(self) -> dict[str, Any]:
-        """The shapes of what was fitted."""
-        dtype = None if self.center is None else str(self.center.dtype).removeprefix("torch.")
-        return {"dim": self.dim, "kept": self.kept, "dead": self.dead, "dtype": dtype}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The directions that `config` describes, with zeros where the fitted tensors go."""
-        directions = cls()
-        directions.dim, directions.kept, directions.dead = config["dim"], config["kept"], config["dead"]
-        if config["dtype"] is not None:
-            shapes = ((directions.dim,), (directions.dim, directions.kept), (directions.kept,), (), ())
-            for name, shape in zip(BUFFERS, shapes, strict=True):
-                setattr(directions, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
-        return directions
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

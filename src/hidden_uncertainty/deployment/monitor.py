@@ -37,24 +37,16 @@ class Monitor:
     .. math:: P(\text{an alarm, ever} \mid \text{no drift}) \leq \text{false\_alarm}
 
     however long the stream is and however often it is looked at: over the draw of calibration set and stream, if these
-    are exchangeable, and if the score was fixed without them. It holds for any number n of calibration scores: under
-    exchangeability, a new score falls between any two neighbours of the n + t known ones with equal probability. So if
-    :math:`n_k` of the n + 1 gaps between calibration scores make up bin k, and :math:`c_k` of t inputs fell there,
+    are exchangeable, and if the score was fixed without them. It holds for any number n of calibration scores. With
+    :math:`n_k` of the n + 1 gaps between them in bin k, where :math:`c_k` of t inputs fell, bets that bin k becomes
+    :math:`g_k` times as likely are placed against a Pólya urn,
 
-    .. math:: P(\text{next in bin } k) = \pi_k = \frac{n_k + c_k}{n + 1 + t}
+    .. math:: \pi_k = \frac{n_k + c_k}{n + 1 + t}, \qquad
+        b_k = \frac{n_k g_k + c_k}{n + 1 + t} \text{ from the start,} \qquad
+        b_k = \frac{\pi_k g_k}{\sum_l \pi_l g_l} \text{ later.}
 
-    exactly: a Pólya urn. So a bet that multiplies its stake by :math:`b_k / \pi_k` when a score falls in bin k, with
-    any :math:`b_k` that add up to one and do not depend on that score, keeps it on average. There are bets that scores
-    move up or down, spread or narrow, or that some go to either end: that bin k becomes :math:`g_k` times as likely.
-    Half of the stake is on such drift from the start, and the other half is handed out from input to input, to drift
-    that begins there:
-
-    .. math:: b_k = \frac{n_k g_k + c_k}{n + 1 + t} \quad\text{from the start,}\qquad
-        b_k = \frac{\pi_k g_k}{\sum_l \pi_l g_l} \quad\text{later.}
-
-    What all of it is worth, the evidence, is then a martingale that starts at 1. By Ville's inequality it ever reaches
-    1/α with a probability of at most α. Equal scores are put in a random order, and infinite ones, of inputs that the
-    network gives NaN for, are the highest.
+    What they are worth, the evidence, is a martingale that starts at 1 (docs/monitoring.md says why). Equal scores are
+    put in a random order, and infinite ones, of inputs that the network gives NaN for, are the highest.
 
     Args:
         calibration: scores of unseen in-distribution inputs, (n,), or a `Calibration` that was fitted to them.

@@ -1,27 +1,19 @@
-"""What a term reads of what a layer returned: one row per input, without padding."""
+"""What a term reads of what a layer returned: one row per input, without padding; and what is refused of it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..model.batches import Batch
-from ..model.selection import select_masked
+from ..model.outputs import select_masked
 from ..reduce import Reduce
 
 
 def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, masked: bool = True) -> Tensor:
-    """The tensor (n, ...) that is reduced; tokens of which some are padding come pooled, as one token.
-
-    Args:
-        output: what the layer returned.
-        reduce: which tensor is meant, and how it will be reduced.
-        batch: what the network was given, with the mask.
-        layer: its name, for errors.
-        masked: whether padding is left out.
-    """
+    """What is reduced of what a layer returned, (n, ...); tokens of which some are padding come pooled, as one."""
     activation, real = select_masked(output, reduce.select, f"layer {layer!r}")
     axis, samples = 0 if real is not None else reduce.batch_axis, batch.size  # packed sequences count their inputs
     if not -activation.dim() <= axis < activation.dim() or activation.shape[axis] != samples:
@@ -79,3 +71,27 @@ def _mask(reduce: Reduce, batch: Batch, tokens: int) -> Tensor | None:
     if reduce.mask == "attention_mask":
         return None
     raise ValueError(f"mask={reduce.mask!r} names none of the network's inputs: {', '.join(map(repr, given))}.")
+
+
+def refuse(what: str, wrong: Tensor, index: int | None) -> NoReturn:
+    """Raise an error about inputs that have something wrong, by a mask (n, ...).
+
+    Example:
+        >>> refuse("layer 'fc' gave NaN", torch.tensor([True, False]), None)
+        Traceback (most recent call last):
+        ValueError: layer 'fc' gave NaN for 1 of 2 inputs: ...
+    """
+    bad, where = int(wrong.reshape(len(wrong), -1).any(1).sum()), "" if index is None else f" in batch {index}"
+    raise ValueError(
+        f"{what} for {bad} of {len(wrong)} inputs{where}: look for them in the inputs, or for an overflow in the "
+        "network's precision."
+    )
+
+
+def check_count(before: int | None, now: int) -> None:
+    """Raise unless a loader gave as many inputs in this pass as in the one before."""
+    if before is not None and before != now:
+        raise ValueError(
+            f"the loader gave {before:,} inputs in one pass and {now:,} in the next: it must give the same ones each "
+            "time (in any order). Turn off drop_last, or sampling with replacement."
+        )

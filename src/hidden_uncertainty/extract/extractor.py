@@ -18,8 +18,7 @@ from ..model.tasks import Prediction, Task, finite, from_config
 from ..progress import progress_bar
 from ..reduce import Reduction, ReductionFit
 from ..team import team
-from .activations import activation_of
-from .checks import check_count, refuse
+from .activations import activation_of, check_count, refuse
 from .features import AsIs, Features, Nothing, Rows, Unseen
 from .reader import Reader, Source
 
@@ -36,14 +35,7 @@ class Pass(NamedTuple):
 
 
 class Extractor(Reader):
-    """Reads chosen layers of a model, batch by batch, and never keeps an activation that it has not reduced.
-
-    Args:
-        model: any `nn.Module`.
-        sources: what each term reads, by the term's name.
-        seed: of random projections.
-        options: those of `Reader`.
-    """
+    """Reads chosen layers of a model, batch by batch, and never keeps an activation that it has not reduced."""
 
     gathers = True
 
@@ -56,9 +48,7 @@ class Extractor(Reader):
     def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features | None, Unseen | None]:
         """Fit the reductions to a loader and extract its features; None where this process has an empty shard.
 
-        Args:
-            loader: read once, and up to two times more if a layer is wide.
-            holdout: share of inputs, chosen by content, that the reductions do not see and that come back second.
+        A share of inputs, chosen by content, is not seen by the reductions and comes back second.
         """
         reductions, stream, seen = self.prepare(loader, holdout)
         with team().step():
@@ -133,8 +123,8 @@ class Extractor(Reader):
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
         """Extract the features of a loader with reductions that were fitted before."""
-        features = self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
-        assert features is not None
+        features = self.unseen(loader, reductions)
+        assert isinstance(features, Features)
         return features
 
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
@@ -161,14 +151,7 @@ class Extractor(Reader):
         return {name: fits[name].result() if name in fits else AsIs() for name in self.sources}
 
     def _read(self, batch: Batch, reads: Mapping[str, Read], index: int | None, *, strict: bool = True) -> Pass:
-        """Run the network on one batch.
-
-        Args:
-            batch: where the model is.
-            reads: what to make of what each term sees.
-            index: the number of the batch, for errors.
-            strict: whether NaN and infinities are an error.
-        """
+        """Run the network on one batch; what each term sees goes to its `reads`, and NaN is an error if `strict`."""
         outputs: dict[str, list[str]] = {}  # the terms that read what each layer gives
         inputs: dict[str, list[str]] = {}  # and what it is given
         for name in reads:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..arrays import is_array, to_tensor
 from ..model.tasks import Classification, Condition, MultiLabel, Prediction, Regression, Task, from_config
 from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
-from .checks import refuse
+from .activations import refuse
 
 PART = 1 << 14  # rows in float64 at a time
 OUTPUTS = "outputs"  # the name of a term that reads the network's own outputs
@@ -246,14 +247,15 @@ class Features:
 
     def __getitem__(self, which: slice | Tensor) -> Self:
         """Some of the inputs: a slice, a mask or a tensor of indices."""
-        return replace(
-            self,
-            z={name: rows_of(values, which) for name, values in self.z.items()},
-            residual={name: rows_of(values, which) for name, values in self.residual.items()},
-            prediction=rows_of(self.prediction, which),
-            label=rows_of(self.label, which),
-            variance=rows_of(self.variance, which),
-        )
+        return replace(self, **self._columns(lambda values: rows_of(values, which)))
+
+    def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """All columns, changed, by the names of their fields; some may be None."""
+        parts = {"z": self.z, "residual": self.residual}
+        return {
+            **{kind: {name: change(values) for name, values in part.items()} for kind, part in parts.items()},
+            **{name: change(getattr(self, name)) for name in ("prediction", "label", "variance")},
+        }
 
     @classmethod
     def cat(cls, parts: list[Features]) -> Features:
@@ -281,35 +283,20 @@ class Features:
 
     def plain(self) -> dict[str, Any]:
         """All but the reductions as tensors on the CPU, numbers and text, to be sent to another process."""
-
-        def here(values: Any) -> Any:
-            return None if values is None else values.cpu()
-
-        parts = {"z": self.z, "residual": self.residual}
-        return {
-            **{kind: {name: here(values) for name, values in part.items()} for kind, part in parts.items()},
-            **{name: here(getattr(self, name)) for name in ("prediction", "label", "variance")},
-            "classes": self.classes,
-            "task": self.task.config(),
-        }
+        columns = self._columns(lambda values: None if values is None else values.cpu())
+        return {**columns, "classes": self.classes, "task": self.task.config()}
 
     @classmethod
     def received(
         cls, parts: Iterable[dict[str, Any] | None], reductions: Mapping[str, Reduction], device: torch.device | str
     ) -> Features:
         """All rows of what `plain` made in several processes, of which some may have none, on a device."""
-
-        def there(values: Any) -> Any:
-            return None if values is None else values.to(device)
-
         found = []
         for part in parts:
             if part is not None:
-                columns: dict[str, Any] = {name: there(part.pop(name)) for name in ("prediction", "label", "variance")}
-                for kind in ("z", "residual"):
-                    columns[kind] = {name: there(rows) for name, rows in part.pop(kind).items()}
-                task = from_config(part["task"])
-                found.append(cls(**columns, task=task, classes=part["classes"], reductions=reductions))
+                there = tree_map_only(Tensor, lambda values: values.to(device), part)
+                part.clear()  # so that no more than one part is there twice
+                found.append(cls(**{**there, "task": from_config(there["task"])}, reductions=reductions))
         if not found:
             raise ValueError("no process was given any input: all shards are empty.")
         return cls.cat(found)

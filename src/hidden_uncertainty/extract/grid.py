@@ -136,19 +136,13 @@ class LatentMap:
 
 @dataclass(frozen=True, eq=False)
 class Grid(Reading):
-    """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size.
-
-    Args:
-        latents: the maps that each term reads.
-        pixels: how they are treated.
-        reductions: from each term's vectors to z.
-    """
+    """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size."""
 
     prediction: Prediction
-    latents: Mapping[str, LatentMap]
+    latents: Mapping[str, LatentMap]  # the maps that each term reads
     pixels: Pixels
     label: Tensor | None = None
-    reductions: Mapping[str, Reduction] = field(default_factory=dict)
+    reductions: Mapping[str, Reduction] = field(default_factory=dict)  # from each term's vectors to z
     scores: Mapping[str, LayerScores] | None = None
     unusable: Tensor | None = None
 

@@ -24,19 +24,12 @@ ROWS = 1 << 14  # reduced at a time
 
 @dataclass(frozen=True, eq=False)
 class Later:
-    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart.
-
-    Args:
-        reader: reads them.
-        loader: gives them.
-        reductions: from what each term reads to z.
-        holdout: the share that was set apart; None takes all.
-    """
+    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart."""
 
     reader: Reader
     loader: Iterable[Any]
     reductions: Mapping[str, Reduction]
-    holdout: float | None = None
+    holdout: float | None = None  # the share that was set apart; None takes all
 
     def readings(self) -> Iterator[Reading]:
         """Their readings, batch by batch."""
@@ -50,13 +43,8 @@ class Later:
 class PixelExtractor(Extractor):
     """Reads chosen layers of a model that predicts for every pixel.
 
-    The network runs once over a loader: pixels are drawn on the way, and reductions fitted to those that were kept.
-
-    Args:
-        pixels: how pixels are treated.
-        condition: what classes to balance: predictions or labels.
-        grid_of: the term whose grid is scored at, when it is not the output's.
-        options: those of `Extractor`.
+    The network runs once over a loader: pixels are drawn on the way, balanced by the `condition`, and reductions fitted
+    to those that were kept. `grid_of` is the term whose grid is scored at, when it is not the output's.
     """
 
     pixels: Pixels

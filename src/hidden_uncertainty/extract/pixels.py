@@ -23,19 +23,15 @@ VALUES = "values"  # the column of what pixels are conditioned on
 class Pixels:
     """For `LatentDensity(..., pixels=Pixels())`: every pixel is scored, so that scores are maps (n, H, W).
 
-    A layer's output (n, C, h, w) is one vector per place; maps of another size than the scores' are interpolated
-    bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is fitted to a uniform sample of the
-    pixels of each class (for numbers, of all). It is as large as `per_class` and an even share of `reservoir` allow;
-    classes that need less leave more to others. p(ŷ) is that of all pixels. Which are drawn depends on `seed` and on an
-    image's content, not on its place in the loader.
+    A layer's output (n, C, h, w), or (n, h, w, C) with `reduce="tokens"`, is one vector per place; maps of another size
+    than the scores' are interpolated bilinearly (`align_corners=False`). Neighbouring pixels are alike, so a density is
+    fitted to a uniform sample of the pixels of each class (for numbers, of all), as large as `per_class` and an even
+    share of `reservoir` allow. p(ŷ) is that of all pixels. Which are drawn depends on `seed` and on an image's content,
+    not on its place in the loader.
 
     Images may be exchangeable where their pixels are not, so thresholds are calibrated over images: an image's score is
     the one that a `share` of its pixels exceeds, and with `detector.threshold(0.05)` at most one new image in twenty
-    has more pixels above than that share. A call knows no labels, so `u.surprising` is told for every pixel: the
-    promise is about those whose label would not be ignored.
-
-    A layer wider than its `max_dim` is reduced place by place, by the principal components of the pixels kept. Layers
-    with their channels last, (n, h, w, C), need `reduce="tokens"`.
+    has more pixels above than that share, of those whose label would not be ignored.
 
     Args:
         resolution: the grid of the scores: the network's `"output"`, or `"latent"`, that of the layer itself (with
@@ -237,13 +233,9 @@ class Sampler:
         self._images = torch.zeros_like(self._kept.seen)  # that have pixels of each class
 
     def add(self, image: int, values: Tensor, valid: Tensor, read: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
-        """Draw from an image.
+        """Draw from an image, by a digest of its content; `read` gives the columns to keep of some pixels (m,).
 
-        Args:
-            image: a digest of its content.
-            values: what the method is conditioned on, a class or a number per pixel, (H·W,).
-            valid: which pixels count, (H·W,).
-            read: gives the columns to keep of some pixels (m,); called with those that are kept alone.
+        What the method is conditioned on, and which pixels count, are (H·W,).
         """
         pixels = valid.nonzero()[:, 0]
         if len(pixels) == 0:

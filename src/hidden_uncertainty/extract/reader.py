@@ -22,14 +22,9 @@ from .pixels import Pixels
 
 @dataclass(frozen=True)
 class Source:
-    """What a term reads, and how it becomes a vector.
+    """What a term reads, and how it becomes a vector."""
 
-    Args:
-        layer: the dotted name of a layer, or None for the network's own outputs.
-        reduce: how it is reduced.
-    """
-
-    layer: str | None
+    layer: str | None  # its dotted name, or None for the network's own outputs
     reduce: Reduce
 
     def fits(self, reduction: Reduction) -> bool:
@@ -51,14 +46,7 @@ def require_sources(features: Features, sources: Mapping[str, Source]) -> None:
 
 
 class Reader:
-    """Runs a network over batches; what is read of each, subclasses say with `reading`.
-
-    Args:
-        model: any `nn.Module`.
-        task: what it predicts, or None to infer it from its first output.
-        output: which tensor, when the network returns several.
-        unpack: for loaders that give something else than `x`, `(x, y)` or a dict.
-    """
+    """Runs a network over batches, with options of `Detector`; what is read of each, subclasses say with `reading`."""
 
     pixels: Pixels | None = None
     reductions: Mapping[str, Reduction] | None = None  # the latest that were fitted
@@ -73,12 +61,7 @@ class Reader:
         self._compared = False
 
     def fit(self, loader: Iterable[Any], *, holdout: float = 0.0) -> tuple[Features | None, Unseen | None]:
-        """Fit what reading needs to training data; what is set apart comes second.
-
-        Args:
-            loader: the training data.
-            holdout: share of inputs, chosen by content, to set apart.
-        """
+        """Fit what reading needs to training data; the share of inputs that is set apart, by content, comes second."""
         raise NotImplementedError
 
     def extract(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Features:
@@ -92,13 +75,9 @@ class Reader:
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Reading:
-        """Run the network on one batch.
+        """Run the network on one batch; `reductions` lead from what each term reads to z, and `index` is for errors.
 
-        Args:
-            batch: where the model is.
-            reductions: from what each term reads to z.
-            index: the number of the batch, for errors.
-            labels: take the batch's labels along, to calibrate with: NaN and infinities are then an error.
+        With `labels`, those of the batch are taken along, to calibrate with: NaN and infinities are then an error.
         """
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..density import Sums
 from ..extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
-from ..extract.checks import check_count
+from ..extract.activations import check_count
 from ..model.batches import Batch, count
 from ..model.capture import device_of
 from ..model.identity import describe
@@ -23,8 +23,7 @@ from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_cl
 from ..scoring.head import SAMPLE
 from ..scoring.repeats import Kept, read_again
 from ..team import Team, team, together
-from .spill import Spill
-from .state import State
+from .state import Spill, State
 
 
 @contextmanager
@@ -74,15 +73,9 @@ def fit_data(
     *,
     apart: bool = False,
 ) -> Fitted:
-    """Fit a detector to what was gathered, of its own kind, and calibrate it.
+    """Fit a detector to what was gathered, of its own kind, and calibrate it by a loader, or by what was read of one.
 
-    Args:
-        detector: says what to fit.
-        data: what was gathered; None where nothing is needed.
-        calibration: a loader of unseen data.
-        unseen: instead, what was read of them.
-        kept: inputs of these, to be read again.
-        apart: whether these were set apart of the training data.
+    `kept` are inputs of that, to be read again; `apart` says whether they were set apart of the training data.
     """
     crew, sample = team(), data.sample if isinstance(data, State) else data
     crew.same("whether calibration= or holdout= was given,", [calibration is not None, unseen is not None])
@@ -143,14 +136,15 @@ def check_state(detector: Any, state: State) -> None:
 
 
 def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
-    """The same with calibrations from data that nothing was fitted to."""
+    """The same with calibrations from data that nothing was fitted to, and without a threshold."""
 
     def read(batch: Batch) -> Reading:
         return detector._reading(detector.reader.called(batch), fitted, labels=True)
 
     alike = detector.reader.repeats and all(term.method.smooth for term in detector.terms.values())
     again = read_again(kept, unseen, read) if alike else ()
-    return fitted.calibrate(detector._readings(unseen, fitted), how, again)
+    head = fitted.head.calibrated(detector._readings(unseen, fitted), again, fitted.condition)
+    return Fitted(head, how, condition=fitted.condition)
 
 
 def recalibrate(detector: Any, fitted: Fitted, loader: Iterable[Any]) -> Fitted:
@@ -163,9 +157,7 @@ def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
     """What to gather for each term that is fitted, but to `chunks` if so asked; or, in words, what needs more."""
     found: dict[str, Sums] = {}
     if not detector.reader.gathers:
-        return (
-            f"{type(detector).__name__}{'' if detector.pixels is None else ' with pixels='} does not read in a stream"
-        )
+        return f"{_name(detector)} does not read in a stream"
     if isinstance(detector.task, MultiLabel):
         return "the sets of labels are known only when all inputs have come"
     for name, term in detector.terms.items():

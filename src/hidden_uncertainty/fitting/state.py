@@ -1,11 +1,18 @@
-"""`State`: what a pass over training data gathers to fit to, which can be added, saved and sent."""
+"""`State`: what a pass over training data gathers to fit to, which can be added, saved and sent; and rows on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +22,12 @@ from ..extract import AsIs, Features
 from ..model.tasks import Condition, from_config
 from ..reduce import Reduction
 from ..team import Team
-from .spill import Rows
 
 ROWS = 1 << 13  # put together before they are summed: products of few rows are slow
 VERSION = "state 1"  # of files
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+READ = 1 << 14  # rows read at a time; mapped into memory, all of them would count as held
+SPARE = 1 << 26  # bytes that a disk keeps
 
 
 @dataclass(eq=False)
@@ -29,11 +37,6 @@ class State:
     Made by `Detector.gather`. States of different data are added with `+` or `sum`, exactly and in any order, and
     `Detector.fit_state` fits to the result what a fit to all data at once would give. Its size does not depend on the
     amount of data.
-
-    Args:
-        condition: whether rows are summed by predictions or by labels.
-        sums: what is kept of each term.
-        limit: rows of the sample at most.
 
     Example:
         >>> from hidden_uncertainty import GaussianMixture, LatentDensity
@@ -46,9 +49,9 @@ class State:
         ['0']
     """
 
-    condition: Condition
-    sums: Mapping[str, Sums]
-    limit: int
+    condition: Condition  # whether rows are summed by predictions or by labels
+    sums: Mapping[str, Sums]  # what is kept of each term
+    limit: int  # rows of the sample at most
     moments: dict[str, Moments] = field(default_factory=dict)
     rows: Mapping[str, Rows] = field(default_factory=dict)  # of terms that sums are not enough for, on disk
     sample: Features | None = None  # with the task, the reductions and the classes
@@ -187,3 +190,78 @@ class State:
                 classes=header["classes"],
             )
         return state
+
+
+class Spill:
+    """A fresh folder within another, which is removed with all that is in it at the end of a `with` block.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder, Spill(folder) as spill:
+        ...     rows = spill.rows("layer")
+        ...     rows.append(torch.ones(3, 2), torch.tensor([0, 1, 1]))
+        ...     [len(z) for z, y in rows], rows.count
+        ([3], tensor([1, 2]))
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(f"spill={str(folder)!r} is no folder: make it first.")
+        self.folder = Path(tempfile.mkdtemp(prefix="hidden-uncertainty-", dir=folder))
+        self._terms = 0
+
+    def rows(self, name: str) -> Rows:
+        """New files for the rows of a term."""
+        self._terms += 1
+        return Rows(self.folder / str(self._terms), name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Rows:
+    """Rows of one term with their classes, in two files; they are read in the order in which they came."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.count = torch.zeros(0, dtype=torch.long)  # rows of each class
+        self._first: Tensor | None = None
+        self._same = True
+
+    def append(self, z: Tensor, y: Tensor) -> None:
+        """Write rows (n, d) with their classes (n,); an error where the disk is full."""
+        if self._first is None and len(z):
+            self._first = z[:1].clone()
+        if self._first is not None:
+            self._same = self._same and bool((z == self._first).all())
+        for kind, part in (("z", z), ("y", y)):
+            content = part.detach().cpu().contiguous().numpy()
+            free = shutil.disk_usage(self.path.parent).free
+            try:
+                if free < content.nbytes + SPARE:
+                    raise OSError(errno.ENOSPC, "no space left")
+                with open(f"{self.path}.{kind}", "ab") as file:
+                    file.write(content.data)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"the features of layer {self.name!r} do not fit into {str(self.path.parent.parent)!r}, with "
+                    f"{free / 1e6:,.0f} MB free after {int(self.count.sum()):,} rows ({error.strerror}): give spill= a "
+                    "larger disk",
+                ) from error
+        size = max(len(self.count), int(y.max()) + 1 if len(y) else 0)
+        self.count = torch.nn.functional.pad(self.count, (0, size - len(self.count))) + y.cpu().bincount(minlength=size)
+
+    def constant(self) -> bool:
+        """Whether all rows are the same."""
+        return self._same
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self._first is not None
+        width, kind = self._first.shape[1], str(self._first.dtype).removeprefix("torch.")
+        with open(f"{self.path}.z", "rb") as rows, open(f"{self.path}.y", "rb") as classes:
+            while len(y := np.fromfile(classes, np.int64, READ)):
+                z = np.fromfile(rows, kind, len(y) * width).reshape(len(y), width)
+                yield torch.from_numpy(z).to(self._first.device), torch.from_numpy(y).to(self._first.device)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from ..stored import Stored
 
 
 class LogProb(Protocol):
@@ -33,12 +34,8 @@ class Support(NamedTuple):
     log_volume: Tensor | None = None  # log v_j, of the same shape; None where y is a class and v_j is one
 
 
-class Marginal(nn.Module, ABC):
-    """The marginal p(y) of what a density is conditioned on.
-
-    What was fitted lives in buffers. `config` says what `from_config` needs to build the module again, with buffers of
-    the same shapes, ready for `load_state_dict(strict=True)`.
-    """
+class Marginal(Stored, ABC):
+    """The marginal p(y) of what a density is conditioned on; what was fitted lives in buffers."""
 
     @abstractmethod
     def fit(self, y: Tensor) -> Self:
@@ -62,15 +59,6 @@ class Marginal(nn.Module, ABC):
     def of(self, y: Tensor) -> Tensor:
         """What a density is given of the values y: themselves, or the class (n,) that each is counted with."""
         return y
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`, ready for JSON."""
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
 
 
 def check_values(y: Tensor) -> None:

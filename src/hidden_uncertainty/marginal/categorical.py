@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,7 +39,8 @@ class Categorical(Marginal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._allocate(classes=0, occurring=0)
+        for name in ("log_prob", "support", "log_weight"):
+            self.register_buffer(name, torch.zeros(0, device="cpu"))
 
     def fit(self, y: Tensor, classes: int | None = None) -> Self:
         """Count the classes.
@@ -84,22 +84,6 @@ class Categorical(Marginal):
         expect(self.log_weight == self.log_prob[occurring], "the weights are not those of the classes")
         expect(abs(float(self.log_prob.exp().sum()) - 1) < 1e-3, "the frequencies of classes do not sum to one")
 
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`: how many classes there are, and how many of them occurred."""
-        return {"classes": len(self.log_prob), "occurring": len(self.support)}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build the module with buffers of the right shapes, to be filled by `load_state_dict`."""
-        marginal = cls()
-        marginal._allocate(**config)
-        return marginal
-
-    def _allocate(self, *, classes: int, occurring: int) -> None:
-        self.register_buffer("log_prob", torch.zeros(classes, dtype=torch.float32, device="cpu"))
-        self.register_buffer("support", torch.zeros(occurring, dtype=torch.long, device="cpu"))
-        self.register_buffer("log_weight", torch.zeros(occurring, dtype=torch.float32, device="cpu"))
-
 
 class LabelSets(Categorical):
     r"""Frequencies of sets of labels: which labels an input has, together, is its class.
@@ -122,6 +106,11 @@ class LabelSets(Categorical):
 
     sets: Tensor  # (m, L), the most frequent first
     share: Tensor  # f, (m, L)
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("sets", "share"):
+            self.register_buffer(name, torch.zeros(0, 0, device="cpu"))
 
     def fit(self, y: Tensor, classes: int | None = None) -> Self:
         """Count the sets of labels.
@@ -161,12 +150,3 @@ class LabelSets(Categorical):
         expect(len(self.support) == len(self.sets) > 0, "there are not as many classes as sets of labels")
         expect((self.sets == 0) | (self.sets == 1), "a set of labels is not zeros and ones")
         expect((self.share >= 0) & (self.share <= 1), "the frequency of a label is not between 0 and 1")
-
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`: how many classes and labels there are."""
-        return {**super().config(), "labels": self.sets.shape[1]}
-
-    def _allocate(self, *, classes: int, occurring: int, labels: int = 0) -> None:
-        super()._allocate(classes=classes, occurring=occurring)
-        self.register_buffer("sets", torch.zeros(classes, labels, dtype=torch.long, device="cpu"))
-        self.register_buffer("share", torch.zeros(classes, labels, dtype=torch.float32, device="cpu"))

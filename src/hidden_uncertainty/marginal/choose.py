@@ -21,13 +21,11 @@ def by_name(name: str, *, points: int | None = None, low: float | None = None, h
 
     Args:
         name: `"uniform"`, `"gaussian"`, `"beta-prime"` or `"histogram"`.
-        points: how many points integrals are summed at; see `Continuous`.
-        low: where integrals begin.
-        high: where they end.
+        points, low, high: as for `Continuous`.
 
     Example:
         >>> by_name("uniform", low=-10, high=10, points=1000)
-        Uniform(points=1000, low=-10.0, high=10.0)
+        Uniform(low=-10.0, high=10.0, points=1000)
     """
     if name == "auto":
         raise ValueError("marginal='auto' depends on the predictions: use choose(y).")
@@ -50,9 +48,7 @@ def choose(
     Args:
         y: values, (n,) numbers or (n, q) vectors.
         seed: decides the split.
-        points: how many points integrals are summed at; see `Continuous`.
-        low: where integrals begin.
-        high: where they end.
+        points, low, high: as for `Continuous`.
 
     Example:
         >>> marginal = choose(torch.randn(1000, generator=torch.Generator().manual_seed(0)))

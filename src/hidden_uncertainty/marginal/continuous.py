@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from inspect import signature
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -61,7 +62,6 @@ class Continuous(Marginal):
     name: ClassVar[str]
     vectors: ClassVar[bool] = False  # whether it can be fitted to vectors
     box: ClassVar[bool] = False  # whether the distribution of vectors is uniform instead of normal
-    options: ClassVar[tuple[str, ...]] = ("points", "low", "high")
     fitted: ClassVar[tuple[str, ...]]  # names of what `_estimate` sets
 
     shared: Tensor  # vectors: draws that all inputs share, in standard coordinates (g, q)
@@ -242,34 +242,6 @@ class Continuous(Marginal):
         self._share = _between(x.new_zeros(1), x.new_ones(1), points)
         self._log_step = (weights / (points - 1)).log()
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._prepare()
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        super()._apply(*args, **kwargs)
-        self._prepare()
-        return self
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self._first is not None:
-            shapes = {name: list(buffer.shape) for name, buffer in self.named_buffers()}
-            fitted = {"dtype": str(self._first.dtype).removeprefix("torch."), "shapes": shapes}
-        return {**{name: getattr(self, name) for name in self.options}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The marginal that `config` describes, with zeros where the fitted tensors go."""
-        marginal = cls(**{name: config[name] for name in cls.options if name in config})
-        if config["fitted"] is not None:
-            shapes, dtype = config["fitted"]["shapes"], getattr(torch, config["fitted"]["dtype"])
-            for name in (*cls.fitted, *STORED):
-                if name in shapes:
-                    setattr(marginal, name, torch.zeros(shapes[name], dtype=dtype, device="cpu"))
-        return marginal
-
     def check(self) -> None:
         """Raise a ValueError where the buffers cannot be those of a fit."""
         same = self.shared is None or self.shared.shape[1] == self.offset.shape[1]
@@ -277,7 +249,7 @@ class Continuous(Marginal):
 
     def extra_repr(self) -> str:
         """The arguments that were given."""
-        given = {name: getattr(self, name) for name in self.options}
+        given = {name: getattr(self, name) for name in signature(type(self)).parameters}
         return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
 
     @abstractmethod

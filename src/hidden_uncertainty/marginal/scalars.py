@@ -26,9 +26,7 @@ class BetaPrime(Continuous):
 
     Args:
         scale: the unit of y, one as in the paper; None takes the geometric mean of the values.
-        points: how many points integrals are summed at; see `Continuous`.
-        low: where integrals begin.
-        high: where they end.
+        points, low, high: as for `Continuous`.
 
     Example:
         >>> x = np.random.default_rng(0).beta(31.76, 3.07, 2000)
@@ -38,7 +36,6 @@ class BetaPrime(Continuous):
     """
 
     name = "beta-prime"
-    options: ClassVar[tuple[str, ...]] = ("scale", *Continuous.options)
     fitted: ClassVar[tuple[str, ...]] = ("shape", "unit")
 
     shape: Tensor  # α and β
@@ -145,9 +142,7 @@ class Histogram(Continuous):
 
     Args:
         bins: how many; `"auto"` takes the rule of Freedman and Diaconis, at least 5 and at most 256.
-        points: how many points integrals are summed at; see `Continuous`.
-        low: where integrals begin.
-        high: where they end.
+        points, low, high: as for `Continuous`.
 
     Example:
         >>> marginal = Histogram(bins=2).fit(torch.tensor([0.0, 0.1, 0.2, 1.0]))
@@ -156,7 +151,6 @@ class Histogram(Continuous):
     """
 
     name = "histogram"
-    options: ClassVar[tuple[str, ...]] = ("bins", *Continuous.options)
     fitted: ClassVar[tuple[str, ...]] = ("bounds", "mass", "tail")
 
     bounds: Tensor  # the smallest and the largest value

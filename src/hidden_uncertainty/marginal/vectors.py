@@ -109,9 +109,7 @@ class Gaussian(Continuous):
     a density too.
 
     Args:
-        points: how many points integrals are summed at; see `Continuous`.
-        low: where integrals over one number begin.
-        high: where they end.
+        points, low, high: as for `Continuous`.
 
     Example:
         >>> marginal = Gaussian().fit(torch.tensor([-1.0, 1.0, 3.0, 5.0]))

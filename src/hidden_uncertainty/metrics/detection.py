@@ -37,16 +37,12 @@ def auroc(*, negative: Values, positive: Values) -> float:
 
 @by_name(_SCIKIT_LEARN)
 def average_precision(*, negative: Values, positive: Values) -> float:
-    r"""Area under the precision-recall curve as a step function, as scikit-learn defines it.
+    r"""Area under the precision-recall curve as a step function, as scikit-learn defines it; arguments as for `auroc`.
 
     .. math:: \sum_t (R_t - R_{t-1})\, P_t
 
     with precision :math:`P_t` and recall :math:`R_t` at each distinct score :math:`t`, highest first. Chance is the
     share of positives, so it depends on how many there are of each group.
-
-    Args:
-        negative: scores of in-distribution inputs, any shape.
-        positive: scores of the inputs to be detected, any shape.
 
     Example:
         >>> average_precision(negative=[0.1, 0.2, 0.3], positive=[0.25, 0.9])
@@ -64,8 +60,7 @@ def fpr_at_tpr(*, negative: Values, positive: Values, tpr: float = 0.95) -> floa
     Lower is better. Inputs whose score equals the threshold are caught: the answer is a point of `roc_curve`.
 
     Args:
-        negative: scores of in-distribution inputs, any shape.
-        positive: scores of the inputs to be detected, any shape.
+        negative, positive: as for `auroc`.
         tpr: share of positives to catch, in (0, 1].
 
     Example:
@@ -79,11 +74,7 @@ def fpr_at_tpr(*, negative: Values, positive: Values, tpr: float = 0.95) -> floa
 
 @by_name(_SCIKIT_LEARN)
 def roc_curve(*, negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
-    """False and true positive rates as the threshold falls, one point per distinct score.
-
-    Args:
-        negative: scores of in-distribution inputs, any shape.
-        positive: scores of the inputs to be detected, any shape.
+    """False and true positive rates as the threshold falls, one point per distinct score; arguments as for `auroc`.
 
     Returns:
         Two float64 vectors that rise from (0, 0) to (1, 1); the area under straight lines between them is `auroc`.
@@ -124,11 +115,8 @@ def aurc(uncertainty: Values, correct: Values) -> float:
 
     .. math:: \frac1n \sum_{k=1}^n \big(1 - \text{accuracy of the } k \text{ least uncertain}\big)
 
-    Lower is better; a random uncertainty gives, in expectation, the error rate. Ties are as in `accuracy_rejection`.
-
-    Args:
-        uncertainty: one score per input.
-        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1.
+    Lower is better; a random uncertainty gives, in expectation, the error rate. Arguments and ties are as in
+    `accuracy_rejection`.
 
     Example:
         >>> aurc([0.1, 0.2, 0.3, 0.9], [True, True, True, False])
@@ -186,11 +174,8 @@ def lift_curve(uncertainty: Values, correct: Values) -> tuple[Tensor, Tensor]:
 
     .. math:: \text{lift}_k = \frac{\text{accuracy of the } k \text{ least uncertain}}{\text{accuracy of all}}
 
-    It ends at 1; a random uncertainty stays there in expectation. Ties count as in `accuracy_rejection`.
-
-    Args:
-        uncertainty: one score per input.
-        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1. At least one must be right.
+    It ends at 1; a random uncertainty stays there in expectation. Arguments and ties are as in `accuracy_rejection`; at
+    least one prediction must be right.
 
     Returns:
         The share kept k/n and the lift, float64 vectors of length n.
@@ -213,12 +198,8 @@ def raulc(uncertainty: Values, correct: Values) -> float:
         \text{AULC} = \frac1n \sum_{k=1}^n \text{lift}_k - 1
 
     The oracle puts all wrong predictions last and has 1. A random uncertainty has 0 in expectation, and one that keeps
-    wrong predictions rather than right ones is negative.
-
-    Args:
-        uncertainty: one score per input.
-        correct: whether the prediction was right, of the same shape: booleans, or 0 and 1. Some must be right, and some
-            wrong.
+    wrong predictions rather than right ones is negative. Arguments are as in `accuracy_rejection`; some predictions
+    must be right, and some wrong.
 
     Example:
         >>> round(raulc([0.1, 0.2, 0.8, 0.9], [True, False, True, False]), 3)

@@ -98,10 +98,7 @@ def ause(*, uncertainty: Values, error: Values) -> float:
 
     with :math:`e_k` the root of the mean squared error without the :math:`k` most uncertain inputs and
     :math:`e^*_k` without the :math:`k` of largest error. 0 is the perfect order, and what no error at all gives.
-
-    Args:
-        uncertainty: one score per input.
-        error: of the same shape; its sign does not matter.
+    Arguments are as in `sparsification`.
 
     Example:
         >>> ause(uncertainty=[4.0, 3.0, 2.0, 1.0], error=[0.0, -1.0, 1.0, 5.0]) > 0.7

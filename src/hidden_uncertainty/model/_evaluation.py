@@ -36,12 +36,8 @@ def evaluated(model: nn.Module, work: Callable[[], T], *, exclusive: bool = Fals
     """Call `work` while no module is in training mode and compiled code runs as plain Python.
 
     Buffers that a run changes in evaluation mode too, such as moving averages, are put back. Which do is learnt from a
-    module's first run in this process: one that begins to change its buffers later is not noticed.
-
-    Args:
-        model: what `work` runs.
-        work: what to do.
-        exclusive: take the lock even where nothing is to change here, because `work` changes something itself.
+    module's first run in this process: one that begins to change its buffers later is not noticed. `exclusive` takes
+    the lock even where nothing is to change here, because `work` changes something itself.
 
     Example:
         >>> model = nn.Dropout()

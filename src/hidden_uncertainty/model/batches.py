@@ -34,12 +34,6 @@ _HELP = (
 class Batch:
     """Inputs for one call of the model, `model(*args, **kwargs)`, and their labels where there are any.
 
-    Args:
-        args: positional inputs.
-        kwargs: keyword inputs.
-        label: one per sample, or `None`.
-        names: what the model calls its inputs, in the order in which it takes them.
-
     Example:
         >>> batch = Batch((torch.zeros(3, 4),), {}, torch.tensor([0, 1, 1]))
         >>> len(batch), len(set(batch.digests()))
@@ -48,8 +42,8 @@ class Batch:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    label: Tensor | None
-    names: tuple[str, ...] = ()
+    label: Tensor | None  # one per sample
+    names: tuple[str, ...] = ()  # what the model calls its inputs, in the order in which it takes them
 
     @property
     def given(self) -> dict[Any, Any]:
@@ -217,12 +211,6 @@ def batches(
     dtype: torch.dtype | None = None,
 ) -> Iterator[Batch]:
     """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others.
-
-    Args:
-        loader: gives batches.
-        adapter: as for `unpack`.
-        device: where tensors go; None leaves them where they are.
-        dtype: as for `unpack`.
 
     Example:
         >>> [len(batch) for batch in batches([torch.zeros(3, 4), torch.zeros(2, 4)])]

@@ -41,18 +41,11 @@ def run(
 
     Whatever happens, the model is afterwards what it was: hooks, modes, gradient flags, gradients, weights and buffers.
     An interrupt leaves at most a hook that does nothing, until the next call removes it. Threads run a model in
-    evaluation mode side by side; other models take turns, as they have to be changed for the time of the call.
+    evaluation mode side by side; other models take turns, as they have to be changed for the time of the call. Compiled
+    models and (distributed) data parallel wrappers are seen through.
 
-    Args:
-        model: any `nn.Module`; compiled models and (distributed) data parallel wrappers are seen through.
-        taps: for each dotted layer name what to do with its output; the name `""` is the model itself.
-        args: positional inputs of the model.
-        kwargs: keyword inputs of the model.
-        before: for each dotted layer name what to do with the tuple of its inputs, just before it runs; nothing is
-            kept.
-
-    Returns:
-        The model's output, and the result of each tap by name.
+    Taps of `before` are given the tuple of a layer's inputs, just before it runs; what the others return comes back by
+    name, beside the model's output. The name `""` is the model itself.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -61,29 +54,25 @@ def run(
         (torch.Size([3, 2]), torch.Size([3]))
     """
     kept: dict[str, Any] = {}
-    calls, early = dict.fromkeys(taps, 0), dict.fromkeys(before or (), 0)
+    calls: dict[tuple[str, bool], int] = {}
 
-    def keep(name: str, tap: Tap) -> Callback:
-        def callback(output: Any, *_: Any) -> None:
-            calls[name] += 1
-            if calls[name] == 1:
+    def tapped(name: str, tap: Tap, *, early: bool = False) -> Callback:
+        calls[name, early] = 0
+
+        def callback(output: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            calls[name, early] += 1
+            if calls[name, early] == 1 and early:
+                tap((*inputs, *named.values()))
+            elif calls[name, early] == 1:
                 kept[name] = tap(output)
 
         return callback
 
-    def show(name: str, tap: Tap) -> Callback:
-        def callback(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            early[name] += 1
-            if early[name] == 1:
-                tap((*inputs, *named.values()))
-
-        return callback
-
-    first = {name: show(name, tap) for name, tap in (before or {}).items()}
-    after = {name: keep(name, tap) for name, tap in taps.items()}
+    after = {name: tapped(name, tap) for name, tap in taps.items()}
+    first = {name: tapped(name, tap, early=True) for name, tap in (before or {}).items()}
     output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
-    if any(count != 1 for some in (calls, early) for count in some.values()):
-        raise RuntimeError(_not_once({**calls, **early}))
+    if any(count != 1 for count in calls.values()):
+        raise RuntimeError(_not_once({name: count for (name, _), count in calls.items()}))
     return output, {name: kept[name] for name in taps}
 
 
@@ -95,16 +84,11 @@ def lend(
     before: Mapping[str, Callback] | None = None,
     exclusive: bool = False,
 ) -> T:
-    """Lend the model, free of wrappers, to `work`; each named layer's outputs go to its callback.
+    """Lend the model, free of wrappers, to `work`; each named layer's outputs go to its callback, in this thread alone.
 
-    Meanwhile it is in evaluation mode without gradients; afterwards it is what it was before.
-
-    Args:
-        model: any `nn.Module`.
-        callbacks: for each dotted layer name what to call with each of its outputs, in this thread alone.
-        work: runs the model.
-        before: likewise, what to call with the inputs of each of its calls, before it runs; the output is None.
-        exclusive: let no other thread change a model meanwhile, because `work` changes something that they share.
+    Meanwhile it is in evaluation mode without gradients; afterwards it is what it was before. Callbacks of `before`
+    come before a layer runs, with None as the output. `exclusive` lets no other thread change a model meanwhile,
+    because `work` changes something that they share.
 
     Example:
         >>> model, shapes = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), []

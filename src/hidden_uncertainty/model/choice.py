@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from . import capture
 from .batches import Batch, leaves
-from .selection import select
+from .outputs import select
 
 SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about there the other two are taken
 ORDERED = (nn.RNNBase, nn.MultiheadAttention)  # each token that they give depends on others that they read
@@ -76,11 +76,6 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
 
     The head is the layer with weights whose output is the network's own, as it is or up to a softmax, a sigmoid, a mean
     over places or tokens, or one token. It is found by running the model on a batch, not by its name.
-
-    Args:
-        model: any `nn.Module`.
-        batch: where the model is.
-        output: which tensor, when the network returns several.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -261,17 +256,7 @@ def _as_wide(values: Tensor, scores: Tensor) -> bool:
 
 def _tensor(value: Any) -> Tensor | None:
     """The first tensor of numbers in what a layer took or gave."""
-    return next((part for part in _tensors(value) if part.is_floating_point() and not part.is_nested), None)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+    return next((part for part in leaves(value, Tensor) if part.is_floating_point() and not part.is_nested), None)
 
 
 def _shape(tensor: Tensor | None) -> Tensor | None:

@@ -49,17 +49,11 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, path: Any) -> None:
-    """Refuse a model of another structure; warn about other weights.
+    """Refuse a model of another structure than was `described`; warn where its weights are not those of `values`.
 
     The tensors in its state must have the same names and shapes, and torch's own layers the same options. What changes
     nothing in evaluation mode, such as dropout, may differ. Classes of other libraries, and of one's own, may have been
     renamed: that is a warning.
-
-    Args:
-        model: any `nn.Module`; compiled models and (distributed) data parallel wrappers are seen through.
-        described: what `describe` said of the model that was fitted.
-        values: what `weights` gave for it.
-        path: of the file, for errors.
     """
     if "tensors" not in described:
         _check_as_before(model, described, values, path)

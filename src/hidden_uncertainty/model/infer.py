@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..notes import warn
-from ._outputs import as_maps, show, tensor_of
+from .outputs import as_maps, show, tensor_of
 from .tasks import Classification, Regression, Task
 
 SEVERAL = (

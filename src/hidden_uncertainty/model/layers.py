@@ -13,28 +13,19 @@ from torch import Tensor, nn
 
 from . import capture
 from .batches import dtype_of, unpack
-from .selection import select
+from .outputs import select
 
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One layer of a model.
+    """One layer of a model."""
 
-    Args:
-        name: dotted name, as `LatentDensity(model, layers=name)` takes it; `""` is the model itself.
-        kind: its class.
-        shape: what it returned, `n` for the batch: `"n×64×8×8"`, `"tuple(n×12×64, …)"`; empty if it was not called.
-        width: dimensions per sample when flattened, or `None` when there is no tensor with one row per sample.
-        calls: how often it was called; only a layer called once can be chosen.
-        depth: how deep it lies, 0 for the model itself.
-    """
-
-    name: str
-    kind: str
-    shape: str
-    width: int | None
-    calls: int
-    depth: int
+    name: str  # dotted, as `LatentDensity(model, layers=name)` takes it; `""` is the model itself
+    kind: str  # its class
+    shape: str  # what it returned, `n` for the batch: `"n×64×8×8"`, `"tuple(n×12×64, …)"`; empty if it was not called
+    width: int | None  # per sample when flattened, or None when there is no tensor with one row per sample
+    calls: int  # only a layer called once can be chosen
+    depth: int  # 0 for the model itself
 
 
 class LayerTree:

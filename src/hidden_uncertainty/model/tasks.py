@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ._outputs import (
+from .outputs import (
     as_maps,
     as_numbers,
     as_real,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ..io import replacing
 from ..metrics import Values, as_scores
 from ..uncertainty import LayerScores, Uncertainty
 
@@ -54,12 +54,9 @@ def save(picture: Figure | Axes, path: str | os.PathLike[str]) -> Path:
     ending = path.suffix[1:].lower()
     if ending not in known:
         raise ValueError(f"cannot tell the format of {str(path)!r}: end it in one of {', '.join(sorted(known))}.")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=ending, dpi=160)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(buffer.getvalue())
-    part.replace(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=ending, dpi=160)
     return path
 
 

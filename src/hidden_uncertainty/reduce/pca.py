@@ -43,10 +43,7 @@ class StreamingPCA:
     .. math:: \hat C = X^\top P_Y X = (C Q)\,(Y^\top Y)^{-1}\,(C Q)^\top \;\preceq\; C,
 
     with P_Y the projection on the columns of Y: for the same passes this captures more than the components within Q do,
-    and `variance` never exceeds what the basis truly captures. Summing YᵀY instead of taking Qᵀ(C Q) keeps the form
-    positive whatever the rounding of Y, so that no shift is needed.
-
-    All sums are taken about a shift (the first batch's mean, later the mean of the pass before) and moved to the true
+    and `variance` never exceeds what the basis truly captures. All sums are taken about a shift and moved to the true
     mean when the pass ends: a mean a thousand times the spread costs no digits. Rank r gives at most r components.
 
     Args:

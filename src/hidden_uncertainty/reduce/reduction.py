@@ -30,8 +30,6 @@ class Reduction(nn.Module):
     the power of two next to it.
 
     Args:
-        reduce: what was asked for.
-        layer: the name of the layer, for errors.
         shape: of its output, without the samples.
         kept: k, or `None` when nothing is dropped.
         unit: u; 1 where it is not known.
@@ -124,11 +122,6 @@ class ReductionFit:
     A narrow layer or a random projection needs none (one for its residual), principal components of up to 2,048
     dimensions need one, and of more two. `probe` finds out from one batch. Layers that are done ignore further batches,
     so that several layers share the passes of the one that needs most.
-
-    Args:
-        reduce: what is asked for.
-        layer: the name of the layer, for errors.
-        seed: of the random projections.
 
     Example:
         >>> fit = ReductionFit(Reduce(max_dim=4), "conv")

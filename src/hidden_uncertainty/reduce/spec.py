@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..io import plain
-from ..model.selection import Key
+from ..model.outputs import Key
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
 Pool = Literal["mean", "max", "last"]

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from ..model import capture
 from ..model.batches import dtype_of, unpack
-from ..model.selection import Key
-from ..model.selection import select as select_tensor
+from ..model.outputs import Key
+from ..model.outputs import select as select_tensor
 from .decoders import DenseDecoder, ResidualDecoder
 
 

@@ -59,14 +59,11 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
         h = s \left( \frac{\log(1 + s)}{s} + \frac{1}{1 + s} \sum_{j \neq t} \frac{e^{\delta_j}}{s} (-\delta_j) \right)
 
     a sum of terms that are never negative, so that it keeps its digits however small it is; in the bracket nothing
-    underflows, so that its logarithm is there where exp δ_j is not.
+    underflows, so that its logarithm is there where exp δ_j is not. Where y is continuous, the entropy of the density
+    is that of the masses P_j = p(y_j|z) v_j, and Σ_j P_j log v_j.
 
-    Where y is continuous, each point stands for a volume v_j and has the mass P_j = p(y_j|z) v_j; the entropy of the
-    density is that of the masses and Σ_j P_j log v_j.
-
-    Finite likelihoods give finite evidence and entropies, saturated where the dtype ends; infinite ones are taken as
-    the largest finite ones. An entropy of exactly zero, as with a single support point, has the lowest finite number as
-    its logarithm. A weight of -inf takes its point out: it adds nothing, and its log posterior is -inf.
+    Finite likelihoods give finite evidence and entropies, saturated where the dtype ends. An entropy of exactly zero
+    has the lowest finite number as its logarithm. A weight of -inf takes its point out.
 
     Args:
         log_likelihood: log p(z|y_j), one row per input, one column per support point.
@@ -122,11 +119,7 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
 
 
 class Prior(nn.Module):
-    """The marginal p(ŷ) of a detector, which its terms share: what was asked for, and what was fitted.
-
-    Args:
-        spec: the name of a marginal of numbers, `"auto"`, or a marginal.
-    """
+    """The marginal p(ŷ) of a detector, which its terms share: what was asked for, and what was fitted."""
 
     def __init__(self, spec: MarginalName | Literal["auto"] | Marginal = "auto") -> None:
         super().__init__()
@@ -199,12 +192,7 @@ class Prior(nn.Module):
 
 
 class DensityMethod(Method):
-    """Surprise -log p(z), and the entropy of p(ŷ|z), under a density p(z|ŷ).
-
-    Args:
-        density: what to fit; None is the default of the task.
-        prior: the marginal p(ŷ); terms of one detector share it.
-    """
+    """Surprise -log p(z), and the entropy of p(ŷ|z), under a density p(z|ŷ); None is the default of the task."""
 
     def __init__(self, density: Density | None = None, prior: Prior | None = None) -> None:
         super().__init__()
@@ -231,9 +219,11 @@ class DensityMethod(Method):
         assert y is not None
         if self.prior.marginal is None:
             self.prior.fit(y, features)
-        density = DEFAULTS[features.task.name]() if self.density is None else self.density
-        self.density = density.fit(z, self.prior.fitted.of(y))
+        self.density = self._asked(features).fit(z, self.prior.fitted.of(y))
         return self
+
+    def _asked(self, features: Features) -> Density:
+        return DEFAULTS[features.task.name]() if self.density is None else self.density
 
     @property
     def sums(self) -> Sums | None:
@@ -245,20 +235,12 @@ class DensityMethod(Method):
         """Whether the density can be fitted to rows on disk."""
         return GaussianMixture().chunks if self.density is None else self.density.chunks
 
-    def fit_chunks(self, rows: Any, features: Features) -> Self:
-        """Fit the density, and the marginal unless another term has done so, to rows on disk."""
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so, to sums over rows, or to rows on disk."""
         if self.prior.marginal is None:
-            self.prior.fit_counts(rows.count, features)
-        density = DEFAULTS[features.task.name]() if self.density is None else self.density
-        self.density = density.fit_chunks(rows)
-        return self
-
-    def fit_moments(self, moments: Moments, features: Features) -> Self:
-        """Fit the density, and the marginal unless another term has done so, to sums over rows."""
-        if self.prior.marginal is None:
-            self.prior.fit_counts(moments.count, features)
-        assert self.density is not None
-        self.density.fit_moments(moments)
+            self.prior.fit_counts(data.count, features)
+        density = self._asked(features)
+        self.density = density.fit_moments(data) if isinstance(data, Moments) else density.fit_chunks(data)
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arrays import to_array, to_tensor
 from ..io import expect
 from ..notes import warn
+from ..stored import Stored
 
 LEAST = 1e-6  # of a score: the margin of ties where none was measured
 TIMES = 4  # the largest difference that was seen is not the largest there is
 
 
-class Calibration(nn.Module):
+class Calibration(Stored):
     r"""Scores of in-distribution data that nothing was fitted to, and what they say about a new score.
 
     .. math:: p(s) = \frac{1 + \#\{i : s_i \geq s\}}{n + 1}
 
     P(p ≤ α) ≤ α for every α: of new in-distribution inputs, at most a share α is called surprising. This holds
-
-    - marginally, over the draw of the calibration set and the new input together, not for this one calibration set:
-      for that, ask `threshold` for a confidence;
-    - if calibration and new inputs are exchangeable (images are; the pixels of one image are not);
-    - if the score was fixed without the calibration inputs: neither the density nor the network has seen them. What the
-      network was trained on may look more familiar to it than new data, and alarms would then come too often.
+    marginally, over the draw of the calibration set and the new input together (for this one set, ask `threshold` for a
+    confidence); if calibration and new inputs are exchangeable (images are; the pixels of one image are not); and if
+    the score was fixed without the calibration inputs: neither the density nor the network has seen them.
 
     The same input has scores that differ in their last digits when it comes alone and when it comes among others, as
     the network's own products do. So that no tie is lost, each known score counts as a little higher than it is:
@@ -81,7 +78,7 @@ class Calibration(nn.Module):
             together, alone = (part.detach().to(self.scores) for part in again)
             differences = ((together - alone).abs() / _size(together, self.scores)).nan_to_num(0.0)
             self.margin = max(TIMES * float(differences.max()), LEAST)
-        self._stretch()
+        self._prepare()
         return self
 
     def p_value(self, scores: Tensor) -> Tensor:
@@ -89,9 +86,6 @@ class Calibration(nn.Module):
 
         A tie counts against the alarm. NaN is an error; an exported graph, which cannot raise one, gives it the lowest
         p-value.
-
-        Args:
-            scores: Scores of new inputs, of any shape.
 
         Example:
             >>> Calibration().fit(torch.tensor([1.0, 2.0, 2.0])).p_value(torch.tensor([2.0, 2.5])).tolist()
@@ -113,8 +107,7 @@ class Calibration(nn.Module):
         r"""The score above which at most a share `false_alarm` of in-distribution inputs lies.
 
         Without a confidence it is where the :math:`\lceil (n+1)(1-\alpha) \rceil`-th lowest score reaches to: score >
-        threshold exactly when p-value ≤ α, with the p-value's marginal guarantee. With one, it is that of the lowest
-        :math:`s_{(k)}` for which
+        threshold exactly when p-value ≤ α. With one, it is that of the lowest :math:`s_{(k)}` for which
 
         .. math::
             P(\text{false-alarm rate of } s_{(k)} \leq \alpha)
@@ -151,36 +144,15 @@ class Calibration(nn.Module):
         beyond = round(1 - check_share("coverage", coverage), 12)
         return self._reached(*_marginal_rank(self._fitted(), beyond), f"a coverage of {coverage}", "a lower one")
 
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`: how many scores there are, their dtype, and the margin of ties."""
-        dtype = str(self.scores.dtype).removeprefix("torch.")
-        return {"samples": len(self.scores), "dtype": dtype, "margin": self.margin}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build the module with a buffer of the right shape, to be filled by `load_state_dict`.
-
-        Example:
-            >>> fitted = Calibration().fit(torch.arange(5.0))
-            >>> Calibration.from_config(fitted.config()).load_state_dict(fitted.state_dict(), strict=True)
-            <All keys matched successfully>
-        """
-        dtypes = {"float32": torch.float32, "float64": torch.float64}
-        calibration = cls(config.get("margin", LEAST))  # files of version 0.1.0 have none
-        calibration.scores = torch.zeros(config["samples"], dtype=dtypes[config["dtype"]], device="cpu")
-        return calibration
-
     def check(self) -> None:
         """Raise a ValueError where the scores cannot be those of a fit."""
-        ascending = len(self.scores) > 0 and bool((self.scores[1:] >= self.scores[:-1]).all())
+        ascending = (
+            self.scores.dim() == 1 and len(self.scores) > 0 and bool((self.scores[1:] >= self.scores[:-1]).all())
+        )
         expect(ascending and not bool(self.scores.isnan().any()), "calibration scores do not ascend")
         expect(self.margin >= 0, "the margin of ties is negative")
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self._stretch()
-
-    def _stretch(self) -> None:
+    def _prepare(self) -> None:
         known = self.scores
         if len(known):
             limit = torch.finfo(known.dtype).max

@@ -33,7 +33,7 @@ class Standard(NamedTuple):
 
     def check(self) -> None:
         """Raise a ValueError where these cannot be learnt."""
-        _expect_numbers(self)
+        expect_numbers(self)
         expect(self.deviation > 0, "a deviation of scores is not positive")
 
 
@@ -86,7 +86,7 @@ class Tail(NamedTuple):
     def check(self) -> None:
         """Raise a ValueError where these cannot be learnt."""
         expect(len(self.knots) == len(self.heights) > 0, "the tail of scores has not one height per knot")
-        _expect_numbers([*self.knots, *self.heights, self.slope / STEEPEST, self.weight])
+        expect_numbers([*self.knots, *self.heights, self.slope / STEEPEST, self.weight])
         ascending = sorted(set(self.knots)) == [*self.knots] and sorted(self.heights) == [*self.heights]
         expect(ascending and self.slope >= 0 and self.weight >= 0, "the tail of scores does not ascend")
 
@@ -96,9 +96,10 @@ class Tail(NamedTuple):
         return [*(min(rise, STEEPEST) for rise in rises), self.slope]
 
 
-def _expect_numbers(values: Sequence[Any]) -> None:
+def expect_numbers(values: Sequence[Any], what: str = "what is known of scores") -> None:
+    """Raise a ValueError unless these are numbers that scores can be compared with."""
     known = all(type(value) in (int, float) and abs(value) < LARGEST for value in values)
-    expect(known, "what is known of scores is not a number, or too large")
+    expect(known, f"{what} is not a number, or too large")
 
 
 LEARNT: dict[str, type[Standard] | type[Tail]] = {"mean": Standard, "fisher": Tail}
@@ -115,11 +116,8 @@ class Combination:
     κ = 1.
 
     Args:
-        combine: `"last"` takes the last term's; `"mean"` averages the scores, each standardised by its mean and
-            deviation on training data; weights take the weighted sum of the scores as they are; `"fisher"` as above.
-        names: of the terms.
+        as for `Detector`, or as above.
         learnt: of each term's scores, for `"mean"` and `"fisher"`.
-        unseen: whether that was learnt from data that the network was not trained on.
 
     Example:
         >>> combination = Combination({"conv": 1.0, "fc": 2.0}, ["conv", "fc"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..io import expect
+from ..stored import Stored
 from ..uncertainty import LayerScores, Uncertainty
 from .calibration import check_share
 from .combination import Tail
@@ -26,7 +26,7 @@ STEPS = 50  # thresholds that are tested
 LOOSEST = 0.99  # share of inputs that is accepted at most: far inputs have no bound but this one
 
 
-class Selection(nn.Module):
+class Selection(Stored):
     r"""Scores and errors of labelled unseen inputs, and which new inputs may be answered by them.
 
     Doubt grows with both scores. It says how rare each is among a fifth of the inputs, drawn at random:
@@ -34,13 +34,9 @@ class Selection(nn.Module):
     .. math:: d = -\tfrac12 \log P(\text{epistemic}_i \geq e) - \log P(\text{aleatoric}_i \geq a)
 
     The same fifth gives thresholds of doubt, from strict to loose. The other inputs certify them: of N with a doubt of
-    at most t, K are wrong, and t is certified if K would be this low with a probability of at most 1 - confidence were
-    the error just above what is asked, P(Binomial(N, error) ≤ K) ≤ 1 - confidence. The first threshold that fails ends
-    the search, so that all tests together are wrong as rarely as one (fixed-sequence testing): P(wrong | accepted) ≤
-    error with this confidence, over the draw of the inputs, whatever the network and the scores.
-
-    The strictest threshold is meant to accept half of the inputs, or a fifth where there are many: too strict a one
-    leaves too few to certify it, too loose a one is wrong too often.
+    at most t, K are wrong, and t is certified if P(Binomial(N, error) ≤ K) ≤ 1 - confidence. The first that fails ends
+    the search, so that all tests together are wrong as rarely as one (fixed-sequence testing). The strictest accepts
+    half of the inputs, or a fifth where there are many: too strict a one leaves too few to certify it.
 
     Example:
         >>> scores = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
@@ -69,11 +65,7 @@ class Selection(nn.Module):
     def refuses(self, scores: Tensor, error: float, confidence: float, tolerance: float) -> Tensor:
         """Which inputs not to answer, (n,), by their scores, (n, 2) or (n, 1); NaN is refused.
 
-        Args:
-            scores: of new inputs.
-            error: the largest share of wrong answers.
-            confidence: the probability that it is kept, over the draw of the unseen inputs.
-            tolerance: errors above are wrong.
+        At most a share `error` of answers is off by more than the tolerance, with this confidence.
         """
         key = error, confidence, tolerance
         if key not in self._found:
@@ -112,22 +104,10 @@ class Selection(nn.Module):
             text += f". About {error:.2g} can be, where {answered:.0%} are answered"
         raise ValueError(f"{text}. Ask for a higher error, calibrate on more inputs, or train a better network.")
 
-    def config(self) -> dict[str, Any]:
-        """Arguments of `from_config`: the shape of the scores, and their dtype."""
-        return {"shape": list(self.scores.shape), "dtype": str(self.scores.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The module with buffers of the right shape, to be filled by `load_state_dict`."""
-        selection, dtype = cls(), {"float32": torch.float32, "float64": torch.float64}[config["dtype"]]
-        rows, columns = config["shape"]
-        selection.scores = torch.zeros(rows, columns, dtype=dtype, device="cpu")
-        selection.errors = torch.zeros(rows, dtype=dtype, device="cpu")
-        return selection
-
     def check(self) -> None:
         """Raise a ValueError where these cannot be scores and errors."""
-        expect(self.scores.shape[1] in (1, 2) and bool((self.errors >= 0).all()), "errors of inputs are negative")
+        rows = self.scores.dim() == 2 and self.scores.shape[1] in (1, 2) and len(self.scores) == self.errors.numel()
+        expect(rows and bool((self.errors >= 0).all()), "errors of inputs are negative")
 
 
 def both_scores(scores: LayerScores | Uncertainty, epistemic: Tensor, spread: Tensor | None) -> Tensor:
@@ -149,14 +129,10 @@ def _least(error: float, confidence: float) -> int:
 
 
 def _loosest(known: Tensor, doubt: Tensor, mistakes: np.ndarray, error: float, confidence: float) -> float | None:
-    """The largest threshold that is certified, or None.
+    """The largest threshold that certifies an error, or None.
 
-    Args:
-        known: doubts that thresholds come from.
-        doubt: others that certify them, ascending.
-        mistakes: how many are wrong among the first 0, 1, ... of these.
-        error: what is to be certified.
-        confidence: in it.
+    Thresholds come from the doubts `known`. Others, ascending, certify them; `mistakes` says how many of the first
+    0, 1, ... of these are wrong.
     """
     from scipy.special import bdtr  # scoring needs no scipy
 

@@ -24,11 +24,9 @@ class Region(NamedTuple):
 class OutputDistribution:
     r"""The distribution p(ŷ|z) of a number, given what was seen in a layer.
 
-    Each support point stands for a cell that reaches half way to its neighbours and holds its mass evenly.
-
-    It describes the network's prediction ŷ, not labels: its quantiles and regions do not cover labels, since ŷ is a
-    function of z and has no noise. Fitted with `condition="label"`, it describes labels, and is only as right as the
-    density. For intervals that cover labels whatever the density, see `LatentDensity.interval`.
+    Each support point stands for a cell that reaches half way to its neighbours and holds its mass evenly. It describes
+    the network's prediction ŷ, not labels, unless `condition="label"`; then it is only as right as the density. For
+    intervals that cover labels whatever the density, see `LatentDensity.interval`.
 
     Args:
         support: the points, ascending, (m,), or (n, m) where every input has its own.

@@ -14,12 +14,12 @@ from ..extract import NoNetwork, Pixels
 from ..model.capture import device_of, find
 from ..model.identity import check_same, describe, weights
 from ..model.tasks import from_config
+from ..stored import Unallocated, shapes_of
+from .combination import expect_numbers
 from .fitted import Fitted
-from .restore import Unallocated
 from .terms import Term
 
-GRID = ("support", "log_weight", "log_volume")  # what marginals of version 0.1.0 had besides
-LARGEST = float(torch.finfo(torch.float32).max)  # that scores are compared with
+GRID = ("marginal.support", "marginal.log_weight", "marginal.log_volume")  # what version 0.1.0 had besides
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -50,21 +50,17 @@ def load(
     device: torch.device | str | None,
     **options: Any,
 ) -> tuple[Any, Fitted]:
-    """Read a detector, as `Detector.load`, and what it had fitted.
-
-    Args:
-        cls: the class that was asked for.
-        base: the class that all detectors are of.
-        path: the file.
-        model: the network it was fitted for.
-        device: where to put what was fitted.
-        options: arguments of `base` that are not saved.
-    """
+    """Read a detector of a class `cls`, as `Detector.load`, and what it had fitted; all are of the class `base`."""
     header, tensors = io.read(path)
     network = NoNetwork() if model is None else model
     find(network, [])  # raises unless it is a module
     with io.blaming(path):
-        header, tensors = _convert(header, tensors)
+        if "version" not in header:
+            header, tensors = _from_0_1(header, tensors)
+        elif header["version"] != 2:
+            raise io.Unusable(
+                f"the file's header is of version {header['version']!r}; this version of the library reads 2."
+            )
         check_same(network, header["model"], tensors.pop("weights"), path)
         known = next((base.kinds[name] for name in header["kinds"] if name in base.kinds), base)
         own = issubclass(cls, known) and not cls.__module__.startswith("hidden_uncertainty.")  # a class of the user's
@@ -100,8 +96,7 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     combination = head.combination
     io.expect(combination.combine == header["combine"], "it combines terms in two ways")
     io.expect(not combination.learns or [*combination.learnt] == names, "it does not say how scores are combined")
-    known = all(type(number) in (int, float) and abs(number) < LARGEST for number in numbers)
-    io.expect(known, "a seed or a threshold is not a number, or too large")
+    expect_numbers(numbers, "a seed or a threshold")
     for learnt in combination.learnt.values():
         learnt.check()
     with Unallocated(len(names)):
@@ -112,29 +107,28 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     return terms
 
 
-def _convert(header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
-    """The header and tensors of a file of any version in the form of this one."""
-    if "version" not in header:
-        return _from_0_1(header, tensors)
-    if header["version"] != 2:
-        raise io.Unusable(
-            f"the file's header is of version {header['version']!r}; this version of the library reads 2."
-        )
-    return header, tensors
-
-
 def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Content:
     """Version 0.1.0 saved `LatentDensity` alone: a density per layer, and one marginal beside them."""
-    layers, (marginal, tensors) = header["head"]["layers"], _without_grid(header["head"]["marginal"], tensors)
-    combine = header["combine"] if header["combine"] == "last" else {header["combine"]: 1.0}
+    layers, combine = header["head"]["layers"], "last" if header["combine"] == "last" else {header["combine"]: 1.0}
     leading = layers[-1]["name"] if combine == "last" else header["combine"]
-    threshold = header["threshold"]
+    threshold, marginal = header["threshold"], header["head"]["marginal"]
+    if marginal.get("fitted"):  # of numbers, without the grid that it had: every input has its own now
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in GRID}
+
+    def described(place: str, options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """What was fitted: version 0.1.0 described it in other words, from which only options are taken."""
+        own = {key.removeprefix(place): part for key, part in tensors.items() if key.startswith(place)}
+        return None if options is None else {**options, "fitted": shapes_of(own) or None}
+
+    if "fitted" not in marginal:  # of classes, without options
+        marginal = {"kind": marginal["kind"]}
     fitted, terms = [], []
-    for part in layers:
-        name, asked = part["name"], header["densities"].get(part["name"])
-        facts = {key: part[key] for key in ("name", "reduction", "calibration", "conformal")}
+    for place, part in enumerate(layers):
+        name, asked, start = part["name"], header["densities"].get(part["name"]), f"parts.{place}."
         method = {"kind": "DensityMethod", "spec": header["marginal"]}
-        fitted.append({**facts, "method": {**method, "density": part["density"], "marginal": marginal}})
+        own = {"density": described(f"{start}density.", part["density"]), "marginal": described("marginal.", marginal)}
+        known = {key: described(f"{start}{key}.", part[key] and {}) for key in ("calibration", "conformal")}
+        fitted.append({"name": name, "reduction": part["reduction"], **known, "method": {**method, **own}})
         unfitted = {**method, "density": asked, "marginal": None}
         terms.append({"method": unfitted, "layer": name, "reduce": part["reduction"]["reduce"], "name": name})
     converted = {
@@ -153,18 +147,6 @@ def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Conte
             for number in range(len(layers)):
                 renamed[f"parts.{number}.method.prior.{key}"] = tensor
         else:
-            place, _, rest = key.partition(".density.")
-            renamed[f"{place}.method.density.{rest}" if rest else key] = tensor
+            before, _, rest = key.partition(".density.")
+            renamed[f"{before}.method.density.{rest}" if rest else key] = tensor
     return converted, renamed
-
-
-def _without_grid(
-    marginal: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """The marginal of numbers without the grid that it had: every input has its own now."""
-    if not marginal.get("fitted"):
-        return marginal, tensors
-    fitted = marginal["fitted"]
-    shapes = {name: shape for name, shape in fitted["shapes"].items() if name not in GRID}
-    kept = {key: tensor for key, tensor in tensors.items() if key not in {f"marginal.{name}" for name in GRID}}
-    return {**marginal, "fitted": {**fitted, "shapes": shapes}}, kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -19,12 +19,12 @@ from ..marginal import LabelSets
 from ..model.tasks import Condition, MultiLabel, Task
 from ..notes import about, note
 from ..precision import gradients
+from ..stored import restore
 from ..team import team
 from ..uncertainty import LayerScores, Uncertainty
 from .combination import Combination
 from .errors import filled, unit_of
 from .head import FittedTerm, Head
-from .restore import restore
 from .terms import Method
 
 TO_LEARN = 1 / 3  # of unseen inputs: how terms are combined is learnt from these, thresholds from the others
@@ -34,30 +34,13 @@ Calibrated = Literal["unseen", "holdout"]
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What was fitted.
+    """What was fitted."""
 
-    Args:
-        head: reductions, methods and calibrations.
-        calibrated: what kind of data the calibrations come from.
-        threshold: of the combined score.
-        thresholds: of each term's own.
-        condition: what methods were given: only labels tell what speaks of labels.
-    """
-
-    head: Head
-    calibrated: Calibrated | None = None
-    threshold: float | None = None
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    condition: Condition = "prediction"
-
-    def calibrate(
-        self,
-        unseen: Iterable[Reading],
-        calibrated: Calibrated,
-        again: Iterable[tuple[Reading, Iterable[Reading]]] = (),
-    ) -> Fitted:
-        """The same with calibrations from data that nothing was fitted to, and without a threshold."""
-        return Fitted(self.head.calibrated(unseen, again, self.condition), calibrated, condition=self.condition)
+    head: Head  # reductions, methods and calibrations
+    calibrated: Calibrated | None = None  # what kind of data the calibrations come from
+    threshold: float | None = None  # of the combined score
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # of each term's own
+    condition: Condition = "prediction"  # what methods were given: only labels tell what speaks of labels
 
     def learn(self, unseen: Unseen) -> tuple[Fitted, Unseen]:
         """The same with a combination that has learnt from a part of data that nothing was fitted to, and the rest.
@@ -191,15 +174,9 @@ def fit_terms(
     owner: object,
     moments: Mapping[str, Moments | Any] | None = None,
 ) -> Fitted:
-    """Fit copies of methods to features, or to sums over them.
+    """Fit copies of the methods of terms to features, for a detector, the `owner`.
 
-    Args:
-        methods: of each term; they say what to fit and stay as they are.
-        features: of training data.
-        condition: what methods are conditioned on.
-        combination: of the terms' scores.
-        owner: the detector, for errors.
-        moments: of each term, or its rows on disk, where they are to be fitted to; features are then a sample.
+    `moments` are sums over the rows of each term, or its rows on disk: they are fitted to, and features are a sample.
     """
     if len(features) == 0 and not any(bool(part.count.any()) for part in (moments or {}).values()):
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")
@@ -227,10 +204,8 @@ def fit_terms(
             with about(f"layer {name!r}"):
                 if known is None:
                     method.fit(z, (classes if method.needs_classes else y) if method.conditional else None, features)
-                elif isinstance(known, Moments):
-                    method.fit_moments(known, features)
                 else:
-                    method.fit_chunks(known, features)
+                    method.fit_gathered(known, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
     return Fitted(Head(parts, combination).learnt(features, unseen=False), condition=condition)
 

@@ -17,39 +17,19 @@ from ..precision import gradients, without_autocast
 from ..reduce import Reduction
 from ..team import team
 from ..uncertainty import LayerScores
+from . import errors
 from .calibration import Calibration
 from .combination import Combination
 from .decisions import Selection, both_scores, surprisals
-from .errors import (
-    Spread,
-    error_of,
-    filled,
-    has_errors,
-    labels_of,
-    mistakes_of,
-    refuse_unusable,
-    spread_of,
-    unit_of,
-    without,
-)
 from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
 MANY = 1e-3  # of a score: a margin of ties that the user should know of
-Calibrated = Literal["unseen", "holdout"]
 Key = tuple[Literal["surprise", "error", "label", "row"], str]  # what is calibrated: of a term, or of all together, ""
 
 
 class FittedTerm(nn.Module):
-    """What was fitted to what one term reads.
-
-    Args:
-        reduction: from what is read to z.
-        method: scores z.
-        calibration: unseen scores, or None.
-        conformal: errors on unseen labelled data, or None.
-        spread: what these errors are in units of; None are the output's own.
-    """
+    """What was fitted to what one term reads; errors on unseen labelled data are in units of `spread`."""
 
     def __init__(
         self,
@@ -57,7 +37,7 @@ class FittedTerm(nn.Module):
         method: Method,
         calibration: Calibration | None = None,
         conformal: Calibration | None = None,
-        spread: Spread | None = None,
+        spread: errors.Spread | None = None,
     ) -> None:
         super().__init__()
         self.reduction, self.method = reduction, method
@@ -87,13 +67,9 @@ class FittedTerm(nn.Module):
 
 
 class Head(nn.Module):
-    """The fitted part of a detector; it has no reference to the model.
+    """The fitted part of a detector: its terms, and unseen scores of their combination where that is no single term's.
 
-    Args:
-        terms: what was fitted for each term, by its name.
-        combination: of their scores.
-        calibration: unseen scores of the combination, where it is not a single term's.
-        selection: scores and errors of unseen inputs, where their labels are known.
+    It has no reference to the model. `selection` is there where labels of unseen inputs are known.
     """
 
     def __init__(
@@ -134,12 +110,12 @@ class Head(nn.Module):
             with without_autocast(device or reading.prediction.value.device):
                 scores = {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
         wrong = reading.unusable
-        return scores if wrong is None else {name: without(some, wrong) for name, some in scores.items()}
+        return scores if wrong is None else {name: errors.without(some, wrong) for name, some in scores.items()}
 
     def combine(self, scores: Mapping[str, LayerScores], reading: Reading) -> Tensor:
         """One epistemic score from those of all terms."""
         together = self.combination({name: some.epistemic for name, some in scores.items()})
-        return filled(together, reading.unusable, math.inf)  # whatever the signs of weights
+        return errors.filled(together, reading.unusable, math.inf)  # whatever the signs of weights
 
     @gradients(False)
     def probabilities(self, reading: Reading) -> Tensor | None:
@@ -152,7 +128,7 @@ class Head(nn.Module):
         if not found:
             return None
         wrong = reading.unusable
-        return filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
+        return errors.filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
 
     def taught(self, features: Features) -> Head:
         """The head whose methods know what labels of data that nothing was fitted to teach them."""
@@ -167,12 +143,7 @@ class Head(nn.Module):
 
     @gradients(False)
     def learnt(self, features: Features, *, unseen: bool) -> Head:
-        """The head whose combination knows the scores of in-distribution data, where it needs them.
-
-        Args:
-            features: of training data, or of others.
-            unseen: whether they are of others.
-        """
+        """The head whose combination knows the scores of training data, or of unseen data, where it needs them."""
         if not self.combination.learns:
             return self
         sample, device = features.lowest(SAMPLE), self.device
@@ -189,13 +160,10 @@ class Head(nn.Module):
     ) -> Head:
         """The head with calibrations from data that nothing was fitted to.
 
-        Args:
-            unseen: readings of the data.
-            again: some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
-                rounding, which ties must not be lost to.
-            condition: what methods were given.
+        `again` are some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
+        rounding, which ties must not be lost to.
         """
-        spreads: dict[str, Spread | None] = {}
+        spreads: dict[str, errors.Spread | None] = {}
         twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}
         with team().step():
             known = self._gathered(unseen, condition, spreads)
@@ -235,25 +203,25 @@ class Head(nn.Module):
         return Head(terms, self.combination, combined, selection)
 
     def _gathered(
-        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, Spread | None]
+        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, errors.Spread | None]
     ) -> dict[Key, Tensor]:
         """All that is calibrated, one number per input; what errors are in units of is noted in `spreads`."""
         found: dict[Key, list[Tensor]] = {}
         for reading in readings:
-            refuse_unusable(reading)
+            errors.refuse_unusable(reading)
             scores = self.score(reading)
             amounts: dict[Key, Tensor] = {("surprise", ""): self.combine(scores, reading)}
             for name, some in scores.items():
                 amounts["surprise", name] = some.epistemic
-                if has_errors(reading):
-                    spreads[name] = spread_of(reading, some, condition)
-                    amounts["error", name] = error_of(reading, unit_of(spreads[name], reading, some))
-            label, probabilities, leading = labels_of(reading), self.probabilities(reading), scores[self.leading]
+                if errors.has_errors(reading):
+                    spreads[name] = errors.spread_of(reading, some, condition)
+                    amounts["error", name] = errors.error_of(reading, errors.unit_of(spreads[name], reading, some))
+            label, probabilities, leading = errors.labels_of(reading), self.probabilities(reading), scores[self.leading]
             if label is not None and probabilities is not None:
                 amounts["label", self.leading] = surprisals(probabilities).gather(1, label[:, None])[:, 0]
-            mistake = mistakes_of(reading, label)
+            mistake = errors.mistakes_of(reading, label)
             if mistake is not None:
-                spread = unit_of(spreads.get(self.leading), reading, leading)
+                spread = errors.unit_of(spreads.get(self.leading), reading, leading)
                 both = both_scores(leading, amounts["surprise", ""], spread)
                 amounts["row", ""] = torch.cat([both, mistake[:, None].to(both)], 1)
             for key, values in amounts.items():

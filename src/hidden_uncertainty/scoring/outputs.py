@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -58,15 +57,6 @@ class OutputMethod(Method):
     def look(self, scores: Tensor) -> None:
         """Warn, at the first batch, if outputs are not what they are taken for."""
         warn_of_probabilities(scores)
-
-    def config(self) -> dict[str, Any]:
-        """Nothing, but for methods with options."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes."""
-        return cls(**config)
 
 
 class EntropyMethod(OutputMethod):
@@ -131,10 +121,6 @@ class EnergyMethod(OutputMethod):
                 "sum is always the same. Pass a model without its last softmax or sigmoid."
             )
 
-    def config(self) -> dict[str, Any]:
-        """The temperature."""
-        return {"temperature": self.temperature}
-
 
 class GENMethod(OutputMethod):
     """Generalised entropy of the largest probabilities; the aleatoric score is the entropy.
@@ -178,10 +164,6 @@ class GENMethod(OutputMethod):
         if label.dim() == 2:
             z, label = _pairs(z), label.flatten()
         return GENMethod(self.gamma, self.largest, best_temperature(z, label))
-
-    def config(self) -> dict[str, Any]:
-        """The options, and the temperature."""
-        return {"gamma": self.gamma, "largest": self.largest, "temperature": self.temperature}
 
 
 def best_temperature(scores: Tensor, label: Tensor) -> float:

@@ -53,12 +53,9 @@ class Kept:
 def read_again(
     kept: Kept | None, unseen: Unseen, read: Callable[[Batch], Reading]
 ) -> Iterator[tuple[Reading, list[Reading]]]:
-    """Readings of some inputs together, and of each alone.
+    """Readings of some inputs together, and of each alone, as `read` runs the network on a batch.
 
-    Args:
-        kept: the inputs; None where there are none.
-        unseen: their features, where there are any: rows of these are taken apart where the network cannot be run.
-        read: runs the network on one batch.
+    Without inputs, or where the network cannot be run on one, rows of the features are taken apart instead.
     """
     try:
         for batch in [] if kept is None else kept.batches:

@@ -14,6 +14,7 @@ from ..extract import OUTPUTS, Features, Lattice, Source
 from ..io import Unusable, name_of, register
 from ..model.layers import with_names
 from ..reduce import How, Reduce
+from ..stored import Stored
 
 Layers = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, Reduce] | Mapping[nn.Module, Reduce]
 
@@ -28,11 +29,10 @@ class Scores(NamedTuple):
     probabilities: Tensor | None = None  # of each label, (n, L), where an input may have several
 
 
-class Method(nn.Module, ABC):
+class Method(Stored, ABC):
     """What is fitted to one term's rows, and how it scores new ones.
 
-    What was fitted lives in buffers, so that a method moves and saves like any module. `config` says how to build it
-    again, empty; its buffers are then loaded into that.
+    What was fitted lives in buffers, so that a method moves and saves like any module.
     """
 
     kinds: ClassVar[dict[str, type[Method]]] = {}  # every method by its name, for files
@@ -73,25 +73,16 @@ class Method(nn.Module, ABC):
 
     @property
     def sums(self) -> Sums | None:
-        """What `fit_moments` takes instead of rows; None where it needs the rows themselves."""
+        """Which sums over rows `fit_gathered` takes instead of rows; None where it needs the rows themselves."""
         return None
-
-    def fit_moments(self, moments: Moments, features: Features) -> Self:
-        """Fit to sums over training rows.
-
-        Args:
-            moments: of all rows, by what they are conditioned on.
-            features: what is known of them beside that; its own rows are a sample.
-        """
-        raise NotImplementedError(f"{type(self).__name__} needs rows: call fit.")
 
     @property
     def chunks(self) -> bool:
-        """Whether `fit_chunks` exists."""
+        """Whether `fit_gathered` takes rows on disk."""
         return False
 
-    def fit_chunks(self, rows: Any, features: Features) -> Self:
-        """Fit to rows on disk, as `fit_moments` to sums; they say their `count`."""
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
+        """Fit to sums over training rows, or to rows on disk, which say their `count`; `features` are a sample."""
         raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit.")
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
@@ -112,25 +103,10 @@ class Method(nn.Module, ABC):
             seen: whether they are rows that this was fitted to, none of which is to be its own neighbour.
         """
 
-    def config(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON, before a fit and after it: files hold both."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be saved: it does not say its configuration.")
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` describes, its buffers zero until they are loaded."""
-        raise NotImplementedError(f"{cls.__name__} cannot be loaded: it does not say how it is built.")
-
 
 @dataclass(frozen=True, eq=False)
 class Term:
     """One part of a detector.
-
-    Args:
-        method: what to fit; it says what is wanted and stays as it is.
-        layer: the dotted name of a layer, or None for the network's own outputs.
-        reduce: how a layer's output becomes a vector.
-        name: what its scores are called; the layer's name, or `"outputs"`, when it is not given.
 
     Example:
         >>> from hidden_uncertainty.scoring.bayes import DensityMethod
@@ -138,10 +114,10 @@ class Term:
         'layer3'
     """
 
-    method: Method
-    layer: str | None = None
-    reduce: Reduce = field(default_factory=Reduce)
-    name: str = ""
+    method: Method  # what to fit; it says what is wanted and stays as it is
+    layer: str | None = None  # the dotted name of a layer, or None for the network's own outputs
+    reduce: Reduce = field(default_factory=Reduce)  # how a layer's output becomes a vector
+    name: str = ""  # what its scores are called; the layer's name, or "outputs", when it is not given
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method) or not isinstance(self.reduce, Reduce):
@@ -193,13 +169,7 @@ def by_name(terms: Sequence[Term]) -> dict[str, Term]:
 def chosen_layers(
     model: nn.Module | None, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
 ) -> dict[str, Reduce]:
-    """How each layer is reduced, by name.
-
-    Args:
-        model: the network, or None where there is none.
-        layers: the name of a layer or the layer itself, several, or a mapping from them to how each is reduced.
-        reduce: how, for layers that do not say it themselves.
-        max_dim: the most dimensions, where `reduce` does not say it itself.
+    """How each layer is reduced, by name; `reduce` and `max_dim` are for those that do not say it themselves.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density.flow import _coupling
-from hidden_uncertainty.density.flow._coupling import Coupling, Couplings, Form, log_prob
+from hidden_uncertainty.density import _coupling
+from hidden_uncertainty.density._coupling import Coupling, Couplings, Form, log_prob
 
 FORMS: tuple[Form, ...] = ("glow", "realnvp")
 DIMS = (1, 2, 3, 5, 8)

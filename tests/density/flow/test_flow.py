@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density.flow import _train
-from hidden_uncertainty.density.flow._coupling import Couplings
-from hidden_uncertainty.density.flow._train import Sample, Schedule, log_likelihood, train
-from hidden_uncertainty.density.flow.flow import ConditionalFlow
+from hidden_uncertainty.density import _train
+from hidden_uncertainty.density._coupling import Couplings
+from hidden_uncertainty.density._train import Sample, Schedule, log_likelihood, train
+from hidden_uncertainty.density.flow import ConditionalFlow
 
 
 def small(**options: object) -> ConditionalFlow:

@@ -84,9 +84,10 @@ def test_keeps_the_configuration_it_was_given() -> None:
     density = GaussianMixture(**options)  # type: ignore[arg-type]
     assert density.config() == {**options, "fitted": None}
     z, y = draw()
-    fitted = {"classes": 3, "components": 2, "dim": 4, "dtype": "float64"}
-    assert density.fit(z.float(), y).config() == {**options, "fitted": fitted}
-    assert density.float().config()["fitted"]["dtype"] == "float32"
+    shapes = {"center": [4], "log_weight": [3, 2], "log_scale": [3, 2], "mean": [3, 2, 4], "bias": [3, 2, 4]}
+    shapes = {name: ["float64", *shape] for name, shape in (shapes | {"factor": [3, 4, 4]}).items()}
+    assert density.fit(z.float(), y).config() == {**options, "fitted": {"classes": ["int64", 3], **shapes}}
+    assert density.float().config()["fitted"]["mean"] == ["float32", 3, 2, 4]
     assert str(density) == "GaussianMixture(components=2, covariance='tied', shrinkage='oas')"
 
 

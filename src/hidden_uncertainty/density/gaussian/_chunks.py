@@ -35,16 +35,15 @@ class _Progress(NamedTuple):
     done: bool = False
 
 
-def fit_chunks(
-    rows: Chunks, components: int, options: EMOptions, *, restarts: int, min_samples: int, seed: int
-) -> ClassFit:
+def fit_chunks(rows: Chunks, options: EMOptions) -> ClassFit:
     """Fit one mixture per class, as `fit_classes`, in memory that hardly depends on the number of rows.
 
     A class of which all rows are in the start is fitted to them. For others, EM goes on over all their rows, each step
     a pass: the E-step goes over chunks, and the M-step takes sums weighted by responsibilities.
     """
-    z, y, sizes = _start(rows, FEWEST * components * min_samples)
-    fit = fit_classes(z, y, components, options, restarts=restarts, min_samples=min_samples, seed=seed)
+    components = options.components
+    z, y, sizes = _start(rows, FEWEST * components * options.min_samples)
+    fit = fit_classes(z, y, options)
     classes, dtype = fit.classes.tolist(), z.dtype
     chosen = dict(zip(classes, y.unique(return_counts=True)[1].tolist(), strict=True))
     active = {c: _Progress() for c in classes if chosen[c] < sizes[c]}

@@ -30,30 +30,14 @@ class ClassFit(NamedTuple):
     fallbacks: list[str]
 
 
-def fit_classes(
-    z: Tensor,
-    y: Tensor,
-    components: int,
-    options: EMOptions,
-    *,
-    restarts: int,
-    min_samples: int,
-    seed: int,
-    variance: float | None = None,
-) -> ClassFit:
+def fit_classes(z: Tensor, y: Tensor, options: EMOptions, variance: float | None = None) -> ClassFit:
     """Fit one mixture per class to rows z (n, d) with classes y (n,).
 
-    Args:
-        z: rows.
-        y: their classes.
-        components: per class.
-        options: of EM; the ridge is a share of `variance`.
-        restarts: starts tried.
-        min_samples: rows that a class must have for each component.
-        seed: of the directions in which all starts but the first split clusters.
-        variance: None is that of all rows around the means of their classes, averaged over dimensions; where rows
-            repeat within classes it is that around the mean of all, and where all are the same, their mean square.
+    The ridge is a share of the variance, where None is that of all rows around the means of their classes, averaged
+    over dimensions; where rows repeat within classes it is that around the mean of all, and where all are the same,
+    their mean square. The seed is of the directions in which all starts but the first split clusters.
     """
+    components, min_samples = options.components, options.min_samples
     classes, counts = y.unique(return_counts=True)
     sizes = counts.tolist()
     x = z[own_order(z, y)]
@@ -69,9 +53,9 @@ def fit_classes(
         r /= unit
     ridge, options = options.ridge, options._replace(ridge=options.ridge * variance / unit**2)
     granted = [max(1, min(components, size // min_samples)) for size in sizes]
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(options.seed)
     starts: list[Tensor | None] = [None]  # more restarts include the fewer
-    for _ in range(restarts - 1):
+    for _ in range(options.restarts - 1):
         starts.append(torch.randn(components, z.shape[1], generator=random, dtype=torch.float64, device="cpu").to(z))
     out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
     small = [c for c, size in enumerate(sizes) if size < min_samples]
@@ -105,21 +89,14 @@ def fit_classes(
     return ClassFit(classes, center.to(z.dtype), mixtures, out.converged, fallbacks)
 
 
-def fit_gaussians(
-    moments: Moments, classes: Tensor, options: EMOptions, *, min_samples: int, pooling: float, unit: float = 1.0
-) -> ClassFit:
-    """Fit one Gaussian per class to sums over its rows.
+def fit_gaussians(moments: Moments, classes: Tensor, options: EMOptions, unit: float = 1.0) -> ClassFit:
+    """Fit one Gaussian per class (C,) to sums over its rows, in a unit; classes without rows are left out.
 
-    Args:
-        moments: of rows in a unit.
-        classes: (C,); those without rows are left out.
-        options: the form of covariances, full or pooled, and how they are shrunk; the ridge is a share of the variance
-            of rows around the means of their classes, as in `fit_classes`.
-        min_samples: a class with fewer rows has its covariance averaged with the pooled one, as if that came with d
-            rows more.
-        pooling: where it is not zero, every class has, as if with this many times d rows more.
-        unit: of the rows.
+    Covariances are full or pooled. The ridge is a share of the variance of rows around the means of their classes, as
+    in `fit_classes`. A class with fewer than `min_samples` rows has its covariance averaged with the pooled one, as if
+    that came with d rows more; with `pooling`, every class has, as if with this many times d rows more.
     """
+    min_samples, pooling = options.min_samples, options.pooling
     central = moments.central()
     check_reach(unit * central.reach(), moments.dtype)
     ridge, options = options.ridge, options._replace(ridge=options.ridge * central.variance())

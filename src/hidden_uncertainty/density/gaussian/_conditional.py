@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...io import expect
+from ...stored import Stored
 from ..linalg import check_factor, log_det, precision_factor
-from ._em import Mixtures, distances, factor_shape, whiten_means
+from ._em import Mixtures, distances, whiten_means
 from ._packed import pack, packed_squares
 
 JointCovariance = Literal["full", "tied", "diag"]
@@ -23,7 +24,7 @@ class Given(NamedTuple):
     moves: Tensor  # (y - μ_y) Rᵀ, (s, k, n or 1, m)
 
 
-class Conditional(nn.Module):
+class Conditional(Stored):
     r"""p(u | y) of a mixture over (y, u), for many points y at little more than the cost of one.
 
     .. math:: p(u \mid y) = \sum_k \frac{w_k\, \mathcal N_k(y)}{\sum_j w_j\, \mathcal N_j(y)}\, \mathcal N_k(u \mid y)
@@ -31,9 +32,6 @@ class Conditional(nn.Module):
     With y first, the upper triangular W = [[A, V], [0, Z]] of a component's Σ⁻¹ = W Wᵀ is enough: A whitens y, and u
     given y has the residual a + (y - μ_y) V, where a = (u - μ_u) Z. A decomposition Vᵀ = Q R splits it into a - a Q Qᵀ,
     which does not depend on y, and a Q + (y - μ_y) Rᵀ, which is as short as y: m points cost m short squares.
-
-    Args:
-        covariance: the form of the mixture's factors.
     """
 
     y_scale: Tensor  # log w_k + log |A| - q/2 log 2π, (k,)
@@ -49,8 +47,8 @@ class Conditional(nn.Module):
 
     def __init__(self, covariance: JointCovariance) -> None:
         super().__init__()
-        self.covariance = covariance
-        for name in self._shapes(0, 0, 0, 0):
+        self.covariance = covariance  # the form of the mixture's factors
+        for name in Conditional.__annotations__:
             self.register_buffer(name, None)
         self._prepare()
 
@@ -67,13 +65,17 @@ class Conditional(nn.Module):
         else:
             parts = [_part(w, q) for w in (factor[None] if self.covariance == "tied" else factor[made])]
             y_factor, determinant, across, along, slope, along_factor = map(torch.stack, zip(*parts, strict=True))
-            across = across[0] if self.covariance == "tied" else across
+            if self.covariance == "tied":  # one for all components
+                across = across[0]
+                y_factor, along, slope, along_factor = (
+                    part.expand(k, -1, -1) for part in (y_factor, along, slope, along_factor)
+                )
         y_mean, u_mean = mean.split([q, r], dim=1)
         found = {
             "y_scale": log_weight + log_det(y_factor) - 0.5 * q * math.log(2 * math.pi),
             "y_mean": y_mean,
             "y_factor": y_factor,
-            "u_scale": determinant - 0.5 * r * math.log(2 * math.pi),
+            "u_scale": (determinant - 0.5 * r * math.log(2 * math.pi)).expand(k),
             "across": across,
             "across_bias": whiten_means(u_mean[None], across[None], self.covariance)[0],
             "along": along,
@@ -81,8 +83,8 @@ class Conditional(nn.Module):
             "slope": slope,
             "along_factor": along_factor,
         }
-        for name, shape in self._shapes(k, q, r, slope.shape[1]).items():
-            setattr(self, name, found[name].to(dtype).expand(shape).contiguous())  # tied: one for all components
+        for name, value in found.items():
+            setattr(self, name, value.to(dtype).contiguous())
         self._prepare()
         return self
 
@@ -139,46 +141,6 @@ class Conditional(nn.Module):
         self._shift = -(self.y_mean.double() * lines).sum(-1)[..., None, None]
         self._slopes = [slope[..., None, None] for slope in lines.unbind(-1)]
         self._scale = self.y_scale.double()[:, None, None]
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._prepare()
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        super()._apply(*args, **kwargs)
-        self._prepare()
-        return self
-
-    def _shapes(self, k: int, q: int, r: int, s: int) -> dict[str, tuple[int, ...]]:
-        return {
-            "y_scale": (k,),
-            "y_mean": (k, q),
-            "y_factor": (k, q, q),
-            "u_scale": (k,),
-            "across": factor_shape(1, k, r, self.covariance)[1:],
-            "across_bias": (k, r),
-            "along": (k, r, s),
-            "along_bias": (k, s),
-            "slope": (k, s, q),
-            "along_factor": (k, s, s),
-        }
-
-    def config(self) -> dict[str, Any]:
-        """The shapes of the buffers."""
-        if self.slope is None:
-            return {"covariance": self.covariance, "shape": None, "dtype": None}
-        k, r, s = self.along.shape
-        dtype = str(self.slope.dtype).removeprefix("torch.")
-        return {"covariance": self.covariance, "shape": [k, self.slope.shape[2], r, s], "dtype": dtype}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """What `config` describes, with zeros where the fitted tensors go."""
-        made = cls(config["covariance"])
-        if config["shape"] is not None:
-            for name, shape in made._shapes(*config["shape"]).items():
-                setattr(made, name, torch.zeros(shape, dtype=getattr(torch, config["dtype"]), device="cpu"))
-        return made
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

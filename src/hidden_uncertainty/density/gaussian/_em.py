@@ -24,13 +24,18 @@ Covariance = Literal["full", "tied", "diag", "spherical", "pooled"]
 
 
 class EMOptions(NamedTuple):
-    """The form of a mixture's covariances and when EM stops, as in `GaussianMixture`."""
+    """The form of a mixture's covariances, when EM stops and how it starts, as in `GaussianMixture`."""
 
     covariance: Covariance = "full"
     shrinkage: Shrinkage | None = None
     ridge: float = 1e-6  # added to variances as it is; `fit_classes` takes a share of the data's variance
     tol: float = 1e-2
     max_iter: int = 300
+    components: int = 1
+    restarts: int = 1
+    min_samples: int = 10
+    pooling: float = 0.0
+    seed: int = 0
 
 
 class Mixtures(NamedTuple):

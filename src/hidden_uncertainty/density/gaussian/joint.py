@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 from ...arrays import pieces
 from ...io import expect
-from ...notes import note, warn
+from ...notes import warn
 from ...precision import precise
 from ..base import Density
 from ..checks import as_vectors, check_counts, check_covariance, check_dtype, check_numbers
@@ -25,18 +25,6 @@ ON_GPU = 8  # times as many, which small pieces would leave idle
 IN_CACHE = 1 << 17  # elements that stay in a core's cache: five times as fast
 LATEST = 1024  # points of the latest support, at most, that are kept as densities read them
 FAR = 1e15  # deviations of ŷ at which it saturates, so that squares fit float32
-OPTIONS = (
-    "components",
-    "covariance",
-    "noise",
-    "shrinkage",
-    "tol",
-    "max_iter",
-    "restarts",
-    "min_samples",
-    "dtype",
-    "seed",
-)
 
 
 class JointMixture(Density):
@@ -45,15 +33,11 @@ class JointMixture(Density):
     .. math:: p(z \mid y) = \sum_k \frac{w_k\, \mathcal N_k(y)}{\sum_j w_j\, \mathcal N_j(y)}\, \mathcal N_k(z \mid y)
 
     The mixture is fitted to standardised predictions and to whitened coordinates of z, in the directions in which z
-    varies at all; what lies off those gets a Gaussian of its own, so that a dead unit that wakes up is surprising.
+    varies at all; what lies off those gets a Gaussian of its own.
 
     ŷ is a function of z, at the penultimate layer an affine one, so the true joint density is singular and p(ŷ|z) has
     only the width that `noise` gives it, there up to 1.4 times `noise` deviations of ŷ, and more where covariances are
     shrunk. Read it as the resolution at which the density looks.
-
-    `components` and `shrinkage` were chosen by the likelihood of fresh samples, on the last layers of small networks
-    that were trained on drawn data. Shrinkage fattens thin manifolds, and is needed where there are few samples for
-    their dimensions: so `"auto"` tries both.
 
     Args:
         components: Gaussians; fewer where there are not `min_samples` samples for each, with a warning.
@@ -62,11 +46,8 @@ class JointMixture(Density):
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
             `"auto"` fits with Ledoit-Wolf and with None, takes what makes a holdout of a tenth of the rows likelier,
             and fits to all; `"diag"` needs none.
-        tol: as for `GaussianMixture`.
-        max_iter: EM steps at most.
-        restarts: starts tried; the likeliest result is kept.
+        tol, max_iter, restarts, dtype: as for `GaussianMixture`.
         min_samples: samples that there must be for each component.
-        dtype: `"float32"` or `"float64"`; None follows the features.
         seed: decides which rows check the scales of the coordinates, and all starts but the first.
 
     Example:
@@ -119,9 +100,6 @@ class JointMixture(Density):
         fit = self._fit_mixture(x, self._choose_shrinkage(x, holdout))
         self.conditional = Conditional(self.covariance).take_apart(fit.mixtures, y.shape[1], z.dtype)
         self.directions, self.y_center, self.y_deviation = directions, center, deviation
-        dropped = directions.describe()
-        if dropped is not None:
-            note(dropped)
         self._warn(len(z), fit)
         return self
 
@@ -139,17 +117,11 @@ class JointMixture(Density):
         return "ledoit-wolf" if likelihood("ledoit-wolf") > likelihood(None) else None
 
     def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
+        options = EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter, self.components)
+        options = options._replace(restarts=self.restarts, min_samples=self.min_samples, seed=self.seed)
         try:
-            return fit_classes(
-                x,
-                torch.zeros(len(x), dtype=torch.long, device=x.device),
-                self.components,
-                EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter),
-                restarts=self.restarts,
-                min_samples=self.min_samples,
-                seed=self.seed,
-                variance=1.0,  # of standardised predictions and coordinates
-            )
+            variance = 1.0  # of standardised predictions and coordinates
+            return fit_classes(x, torch.zeros(len(x), dtype=torch.long, device=x.device), options, variance)
         except ValueError as error:
             raise ValueError(
                 "the covariance of predictions and activations is singular to working precision even with "
@@ -159,9 +131,7 @@ class JointMixture(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
 
-        Args:
-            z: activations.
-            support: predictions (m,) where they are numbers, (m, q), or (n, m, q) with separate points for every row.
+        The support is predictions (m,) where they are numbers, (m, q), or (n, m, q) with separate points for every row.
         """
         z, support = self._tensors(z, support)
         return self.given(z)(support)
@@ -248,25 +218,6 @@ class JointMixture(Density):
                 f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
                 "components."
             )
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self.y_center is not None:
-            fitted = {"directions": self.directions.config(), "conditional": self.conditional.config()}
-        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The mixture that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
-        if fitted is not None:
-            density.directions = Directions.from_config(fitted["directions"])
-            density.conditional = Conditional.from_config(fitted["conditional"])
-            density.y_center = torch.zeros_like(density.conditional.y_mean[0])
-            density.y_deviation = torch.zeros_like(density.y_center)
-        return density
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

@@ -15,28 +15,15 @@ from ...io import expect
 from ...notes import warn
 from ...precision import farthest, precise, saturate
 from ..base import Density
-from ..checks import check_amounts, check_classes, check_counts, check_covariance, check_dtype
+from ..checks import check_amounts, check_classes, check_counts, check_covariance, check_dtype, match_classes
 from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
 from ._chunks import Chunks, fit_chunks
 from ._classes import ClassFit, fit_classes, fit_gaussians
-from ._em import MANY, Covariance, EMOptions, Mixtures, distances, factor_shape, log_scale, whiten_means
+from ._em import MANY, Covariance, EMOptions, Mixtures, distances, log_scale, whiten_means
 from ._lattice import Squares, between, place_squares
 from ._packed import pack, packed_squares, shared_squares, shifts
 from .moments import Moments, Sums
 
-OPTIONS = (
-    "components",
-    "covariance",
-    "shrinkage",
-    "ridge",
-    "tol",
-    "max_iter",
-    "restarts",
-    "min_samples",
-    "pooling",
-    "dtype",
-    "seed",
-)
 CHUNK = 1 << 26  # elements of factors held in float64 at a time
 FEW = 4  # rows up to which one product of whole factors takes less time than several of packed ones
 WHOLE = 1 << 20  # elements of these factors at most: larger ones take longer to read than the packed half
@@ -152,16 +139,7 @@ class GaussianMixture(Density):
             # Fourth powers of what float32 holds are no trouble to float64.
             unit = power_of_two(mean_square([z]) ** 0.5 or 1.0) if z.dtype == torch.float64 else 1.0
             return self._fit_sums(Moments.of(z, y, len(classes), self._sums, unit), classes, unit)
-        fit = fit_classes(
-            z,
-            y,
-            self.components,
-            self._options(),
-            restarts=self.restarts,
-            min_samples=self.min_samples,
-            seed=self.seed,
-        )
-        return self._keep(fit)
+        return self._keep(fit_classes(z, y, self._options()))
 
     @precise
     def fit_moments(self, moments: Moments) -> Self:
@@ -176,20 +154,18 @@ class GaussianMixture(Density):
     @precise
     def fit_chunks(self, rows: Chunks) -> Self:
         """Fit to rows z (n, d) with classes y (n,) that are read several times, some at a time, as from a disk."""
-        options: dict[str, Any] = {"restarts": self.restarts, "min_samples": self.min_samples, "seed": self.seed}
-        return self._keep(fit_chunks(rows, self.components, self._options(), **options))
+        return self._keep(fit_chunks(rows, self._options()))
 
     def _fit_sums(self, moments: Moments, classes: Tensor, unit: float = 1.0) -> Self:
         if self.dtype is not None:
             moments = replace(moments, dtype=getattr(torch, self.dtype))
-        options: dict[str, Any] = {"min_samples": self.min_samples, "pooling": self.pooling, "unit": unit}
-        return self._keep(fit_gaussians(moments, classes, self._options(), **options))
+        return self._keep(fit_gaussians(moments, classes, self._options(), unit))
 
     def _options(self) -> EMOptions:
         shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
         if self.shrinkage == "auto" and self.covariance in ("full", "tied", "pooled"):
             shrinkage = "oas" if self.covariance == "pooled" else "ledoit-wolf"
-        return EMOptions(self.covariance, shrinkage, self.ridge, self.tol, self.max_iter)
+        return EMOptions(**{name: getattr(self, name) for name in EMOptions._fields})._replace(shrinkage=shrinkage)
 
     def _keep(self, fit: ClassFit) -> Self:
         log_weight, mean, factor = fit.mixtures
@@ -323,11 +299,7 @@ class GaussianMixture(Density):
         """Which classes a support names; None for all, in their order."""
         if support is self.classes or torch.equal(support, self.classes):
             return None
-        match = support[:, None] == self.classes
-        if not bool(match.any(1).all()):
-            missing = support[~match.any(1)].tolist()
-            raise ValueError(f"no density was fitted for class {missing}; fitted: {self.classes.tolist()}.")
-        return match.long().argmax(1)
+        return match_classes(support, self.classes).long().argmax(1)
 
     def _warn(self, fit: ClassFit) -> None:
         if fit.fallbacks:
@@ -340,32 +312,6 @@ class GaussianMixture(Density):
                 f"{late} of {len(fit.converged)} classes did not converge in max_iter={self.max_iter} steps: "
                 "raise max_iter or tol, or use fewer components."
             )
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self.mean is not None:
-            classes, components, dim = self.mean.shape
-            dtype = str(self.mean.dtype).removeprefix("torch.")
-            fitted = {"classes": classes, "components": components, "dim": dim, "dtype": dtype}
-        return {**{name: getattr(self, name) for name in OPTIONS}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The mixture that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
-        if fitted is not None:
-            classes, k, dim = fitted["classes"], fitted["components"], fitted["dim"]
-            dtype = getattr(torch, fitted["dtype"])
-            density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
-            density.center = torch.zeros(dim, dtype=dtype, device="cpu")
-            for name in ("log_weight", "log_scale"):  # a tensor each: loading fills them in place
-                setattr(density, name, torch.zeros(classes, k, dtype=dtype, device="cpu"))
-            for name in ("mean", "bias"):
-                setattr(density, name, torch.zeros(classes, k, dim, dtype=dtype, device="cpu"))
-            density.factor = torch.zeros(factor_shape(classes, k, dim, density.covariance), dtype=dtype, device="cpu")
-        return density
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

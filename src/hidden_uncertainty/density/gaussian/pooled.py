@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, get_args
+from dataclasses import replace
+from typing import Self, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...stored import Stored
 from ..checks import check_amounts
-from ..linalg import Shrinkage, check_factor, precision_factor
-from ._em import distances, has_digits
+from ..linalg import Shrinkage, check_factor
+from ._classes import fit_gaussians
+from ._em import EMOptions, distances
 from .moments import Moments
 
 BUFFERS = ("center", "factor", "bias")
 
 
-class PooledGaussians(nn.Module):
+class PooledGaussians(Stored):
     r"""Gaussians with one mean per class and one covariance for all of them.
 
     .. math:: \Sigma = \frac 1 n \sum_i (z_i - \mu_{y_i}) (z_i - \mu_{y_i})^\top
@@ -52,18 +55,11 @@ class PooledGaussians(nn.Module):
 
     def fit_moments(self, moments: Moments) -> Self:
         """Fit to sums over the rows of classes, of which those without rows are left out."""
-        central = moments.central()
-        covariance, mean = central.covariance(self.shrinkage), central.mean[central.count > 0]
-        covariance.diagonal().add_(self.ridge * central.variance())
-        factor, good = precision_factor(covariance)
-        if not bool(good & has_digits(covariance, factor, factor.new_zeros(()))):
-            raise ValueError(
-                f"the covariance of {int(central.count.sum()):,} activations of {mean.shape[1]} dimensions is singular "
-                f"to working precision even with ridge={self.ridge:g}: raise ridge, set shrinkage='oas', or reduce the "
-                "dimensions."
-            )
-        self.center, self.factor = central.middle, factor
-        self.bias = (mean - self.center) @ factor
+        classes = torch.arange(len(moments.count), device=moments.count.device)
+        options = EMOptions("pooled", self.shrinkage, self.ridge)
+        fit = fit_gaussians(replace(moments, dtype=torch.float64), classes, options)
+        self.center, self.factor = fit.center, fit.mixtures.factor[0]
+        self.bias = (fit.mixtures.mean[:, 0] - self.center) @ self.factor
         return self
 
     def forward(self, z: Tensor) -> Tensor:
@@ -71,22 +67,6 @@ class PooledGaussians(nn.Module):
         if self.center is None:
             raise RuntimeError("these PooledGaussians are not fitted: call fit(z, y) first.")
         return distances((z - self.center)[None], self.factor[None], self.bias[None], "tied")[0]
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shape of what was fitted."""
-        fitted = None if self.bias is None else {"classes": self.bias.shape[0], "dim": self.bias.shape[1]}
-        return {"shrinkage": self.shrinkage, "ridge": self.ridge, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The Gaussians that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        gaussians = cls(shrinkage=config["shrinkage"], ridge=config["ridge"])
-        if fitted is not None:
-            classes, dim = fitted["classes"], fitted["dim"]
-            for name, shape in zip(BUFFERS, ((dim,), (dim, dim), (classes, dim)), strict=True):
-                setattr(gaussians, name, torch.zeros(shape, dtype=torch.float64, device="cpu"))
-        return gaussians
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from hidden_uncertainty import ConditionalFlow, GaussianMixture, JointMixture, LatentDensity, Reduce, io
+from hidden_uncertainty import ConditionalFlow, Density, GaussianMixture, JointMixture, LatentDensity, Reduce, io
 from hidden_uncertainty.baselines import Credibility, KernelDensity, Mahalanobis, NearestNeighbours
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.marginal import BetaPrime, Gaussian, Histogram, Uniform
-from hidden_uncertainty.scoring.restore import Unallocated
+from hidden_uncertainty.stored import Unallocated
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
 
@@ -220,10 +220,9 @@ def test_what_is_not_the_files_fault(saved, tmp_path):
 
 
 def test_modules_without_end_are_refused():
+    shapes = {"directions.basis": ["float32", 4, 4], "classes": ["int64", 3]}
     with pytest.raises(ValueError, match="more tensors than it holds"), Unallocated(limit=10):
-        _flow().from_config({**_flow().config(), "blocks": 10**12, "fitted": {
-            "directions": {"dim": 4, "kept": 4, "dead": 0, "dtype": "float32"}, "classes": 3, "numbers": None
-        }})  # fmt: skip
+        _flow().from_config({**_flow().config(), "blocks": 10**12, "fitted": shapes})
 
 
 def test_options_of_numpy_are_saved(tmp_path):
@@ -249,3 +248,41 @@ def test_options_of_numpy_are_saved(tmp_path):
     for other in [*others, _numbers(JointMixture(2), marginal=Histogram(np.int64(9), points=np.int64(99)))]:
         other.fit([X]).save(path)
         assert torch.equal(Detector.load(path, other.model)(X).epistemic, other(X).epistemic)
+
+
+class OneForAll(Density):
+    """A density of a user's own: its arguments are attributes, and what it fits is a buffer."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("middle", None)
+
+    def _fit(self, z, y):
+        self.middle = z.mean(0)
+        return self
+
+    def log_prob(self, z, support):
+        return -((z - self.middle) / self.width).square().sum(1, keepdim=True).expand(-1, len(support))
+
+
+def test_a_density_of_ones_own_needs_no_description(tmp_path):
+    detector = LatentDensity(_network(2), "0", OneForAll(0.5), task="classification").fit([X])
+    detector.save(tmp_path / "detector")
+    loaded = LatentDensity.load(tmp_path / "detector", detector.model)
+    assert loaded.fitted_densities["0"].width == 0.5
+    assert torch.equal(loaded(X).epistemic, detector(X).epistemic)
+
+
+def test_only_buffers_are_taken_from_a_header():
+    with pytest.raises(ValueError, match="OneForAll has no buffer 'log_prob'"):
+        OneForAll.from_config({"fitted": {"log_prob": ["float32", 2]}})
+
+
+def test_arguments_that_are_no_attributes_are_named():
+    class Forgetful(OneForAll):
+        def __init__(self, height: float = 1.0) -> None:
+            super().__init__()
+
+    with pytest.raises(NotImplementedError, match="Forgetful cannot be saved: it needs an attribute 'height'"):
+        Forgetful().config()

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import signature
 from numbers import Integral
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
-from ...io import expect
-from ...notes import note, warn
-from ...precision import gradients, precise
-from ..base import Density
-from ..checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers
-from ..directions import Directions, draw_holdout
+from ..io import expect
+from ..notes import warn
+from ..precision import gradients, precise
 from ._coupling import Couplings, Form, fold, log_prob
 from ._train import Sample, Schedule, train
+from .base import Density
+from .checks import as_vectors, check_classes, check_counts, check_dtype, check_numbers, match_classes
+from .directions import Directions, draw_holdout
 
 FEWEST = 20  # samples
 
@@ -29,10 +28,9 @@ class ConditionalFlow(Density):
     .. math:: \log p(z \mid y) = \log \mathcal N(f(u; y)) + \log \left| \frac{\partial f(u; y)}{\partial z} \right|
 
     u are whitened coordinates of z, in the directions in which z varies at all; what lies off those gets a Gaussian of
-    its own. The prediction may be a number, a vector or a class, and enters every coupling by addition.
-
-    Activations of a deterministic network lie on a thin manifold, on which the likelihood has no maximum: the thinner
-    the density, the higher. So Gaussian `noise` is added to u at every step: it is the resolution of the density.
+    its own. The prediction may be a number, a vector or a class, and enters every coupling by addition. Activations of
+    a deterministic network lie on a thin manifold, on which the likelihood has no maximum, so Gaussian `noise` is added
+    to u at every step: it is the resolution of the density.
 
     The paper's settings are the form `"glow"` with 4 blocks, trained on all rows at once, for its curve, and
     `ConditionalFlow(form="realnvp", blocks=3, batch_size=128, patience=20, gain=0.0, learning_rate=1e-6,
@@ -138,9 +136,6 @@ class ConditionalFlow(Density):
         trained = train(flow, Sample(*parts[0]), Sample(*parts[1]), schedule)
         self.directions, self.flow = directions, flow.requires_grad_(False)
         self.classes, self.y_center, self.y_deviation = classes, center, deviation
-        dropped = directions.describe()
-        if dropped is not None:
-            note(dropped)
         if not trained.stopped:
             warn(
                 f"training did not converge in max_epochs={trained.max_epochs}: the likelihood of the holdout still "
@@ -151,10 +146,7 @@ class ConditionalFlow(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d): (n, m). Finite for finite z and support, however far away.
 
-        Args:
-            z: activations.
-            support: predictions (m,) where they are numbers or classes, (m, q), or (n, m, q) with separate points
-                for every row.
+        The support is predictions (m,) where they are numbers or classes, (m, q), or (n, m, q) for each row its own.
         """
         z, support = self._tensors(z, support)
         return self.given(z)(support)
@@ -197,11 +189,7 @@ class ConditionalFlow(Density):
     def _condition(self, support: Tensor, n: int) -> Tensor:
         """Support points as the flow is given them, (1, m, q) or (n, m, q)."""
         if self.classes is not None:
-            match = support[:, None] == self.classes
-            if not bool(match.any(1).all()):
-                missing = support[~match.any(1)].tolist()
-                raise ValueError(f"no density was fitted for class {missing}; fitted: {self.classes.tolist()}.")
-            return match[None].to(self.directions.center.dtype)
+            return match_classes(support, self.classes)[None].to(self.directions.center.dtype)
         assert self.y_center is not None
         assert self.y_deviation is not None
         y = as_vectors(support, len(self.y_center), n).detach()
@@ -216,32 +204,11 @@ class ConditionalFlow(Density):
         widths = {"hidden": self.hidden, "condition_hidden": self.condition_hidden}
         return Couplings(dim, condition, form=self.form, blocks=self.blocks, **widths)
 
-    def config(self) -> dict[str, Any]:
-        """The arguments, and the shapes of what was fitted."""
-        fitted = None
-        if self.flow is not None:
-            fitted = {
-                "directions": self.directions.config(),
-                "classes": None if self.classes is None else len(self.classes),
-                "numbers": None if self.y_center is None else len(self.y_center),
-            }
-        return {**{name: getattr(self, name) for name in signature(ConditionalFlow).parameters}, "fitted": fitted}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The flow that `config` describes, with zeros where the fitted tensors go."""
-        fitted = config["fitted"]
-        density = cls(**{name: value for name, value in config.items() if name != "fitted"})
-        if fitted is not None:
-            density.directions = Directions.from_config(fitted["directions"])
-            center, classes, numbers = density.directions.center, fitted["classes"], fitted["numbers"]
-            if classes is not None:
-                density.classes = torch.zeros(classes, dtype=torch.long, device="cpu")
-            else:
-                density.y_center, density.y_deviation = (center.new_zeros(numbers) for _ in range(2))
-            flow = density._couplings(density.directions.kept, classes or numbers).to(center)
-            density.flow = flow.requires_grad_(False)
-        return density
+    def _build(self, shapes: Mapping[str, list[Any]]) -> None:
+        if shapes:
+            dtype, _, kept = shapes["directions.basis"]
+            numbers = shapes["y_center" if "y_center" in shapes else "classes"][1]
+            self.flow = self._couplings(kept, numbers).to(getattr(torch, dtype)).requires_grad_(False)
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

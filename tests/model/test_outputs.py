@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from capture_nets import Output
-from hidden_uncertainty.model.selection import Key, select, select_masked
+from hidden_uncertainty.model.outputs import Key, select, select_masked
 
 Pair = namedtuple("Pair", ["first", "second"])
 A, B = torch.zeros(2, 3), torch.ones(2, 4)

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...io import expect
-from ...precision import gradients
+from ..io import expect
+from ..precision import gradients
 
 Form = Literal["glow", "realnvp"]
 BOUND = 2.0  # of a coupling's log scale, either way; FrEIA has the same default
@@ -27,11 +27,10 @@ class Coupling(nn.Module):
 
     .. math:: u_2' = (u_2 + g_t(u_1; c)) \odot g_s(u_1; c), \qquad \log g_s = 2 \tanh(s / 2)
 
-    s and :math:`g_t` are the sum of a perceptron of u₁ and of one of the condition. All couplings share the hidden
-    layers of the latter (`features`, see `Couplings`). The soft clamp keeps a coupling from scaling by more than e²
-    either way; it is written with the logistic function, which costs a seventh of tanh or arctan in torch. The hidden
-    layers of u₁'s perceptron are tanh: its output is bounded, so far out the flow is affine and its density falls as a
-    Gaussian does. There is one perceptron each for s and t in a `stack` of 2, and one that gives both in a stack of 1.
+    s and :math:`g_t` are the sum of a perceptron of u₁ and of one of the condition, whose hidden layers (`features`)
+    all couplings share. The soft clamp keeps a coupling from scaling by more than e² either way. The hidden layers of
+    u₁'s perceptron are tanh, so that far out the flow is affine and its density falls as a Gaussian does. There is one
+    perceptron each for s and t in a `stack` of 2, and one that gives both in a stack of 1.
     """
 
     def __init__(self, kept: int, changed: int, features: int, hidden: Sequence[int], stack: int) -> None:

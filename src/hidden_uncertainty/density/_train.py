@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ...progress import progress_bar
+from ..progress import progress_bar
 from ._coupling import Couplings
 
 FULL_BATCH = 1024  # rows up to which a step takes all of them

@@ -1,5 +1,0 @@
-"""Conditional normalizing flows."""
-
-from .flow import ConditionalFlow
-
-__all__ = ["ConditionalFlow"]
