@@ -59,6 +59,8 @@ def plain(value: Any) -> Any:
 
 def register(kinds: dict[str, Any], kind: Any) -> None:
     """Give a class the name that files call it by: its own, or with its module where another class has that name."""
+    if kind.__module__ == "abc":  # made by torch while it traces a module, to stand for its class
+        return
     other = kinds.get(kind.__name__, kind)
     taken = other.__module__ != kind.__module__
     kinds[f"{kind.__module__}.{kind.__qualname__}" if taken else kind.__name__] = kind

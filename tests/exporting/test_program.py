@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from export_nets import build
-from hidden_uncertainty import ConditionalFlow, GaussianMixture, LatentDensity, baselines, export
+from hidden_uncertainty import ConditionalFlow, Density, GaussianMixture, LatentDensity, baselines, export
 from hidden_uncertainty.exporting import program as made
 
 CASES = ["convolutions default", "convolutions paper", "texts default", "numbers paper", "pixels paper"]
@@ -289,3 +289,10 @@ def test_the_service_takes_what_was_exported(exported) -> None:
         assert [line["surprising"] for line in told] == u.surprising.tolist()
         close(u.epistemic, torch.tensor([line["epistemic"] for line in told]))
         close(u.probabilities, torch.tensor([line["probabilities"] for line in told]))
+
+
+def test_tracing_adds_no_kinds_of_densities(trained, data):
+    before = dict(Density.kinds)
+    detector = LatentDensity(trained, "hidden", GaussianMixture(1)).fit(data["train"], calibration=data["unseen"])
+    export(detector, data["far"])
+    assert Density.kinds == before
