@@ -1,0 +1,140 @@
+"""Rivals that need training, beside densities of a network as it is: what does the extra training buy?
+
+All networks are as wide and deep as the perceptron of table 1, see as many images, and are trained by one schedule,
+with what the method's authors published for the rest. A fifth of the training images are unseen by the networks: the
+library's default learns from them, and the weight of the reconstruction is chosen by the accuracy on them. Nothing is
+chosen by an unknown set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from torch import Tensor
+
+from hidden_uncertainty.comparison.measure import hardware, one_thread
+from hidden_uncertainty.progress import track
+
+from ...results import Study, commit
+from ...rivals import DDU, DUQ, SNGP, Bottleneck, Distance, Known, Plain, Reconstructing, Rival, Schedule, train
+from ..one_score.near import CHANGES
+from ..table_1.rows import DEFAULT
+from ..table_1.scores import work_folder
+from ..table_1_fcnet.data import SETS, Grey, Scale, inputs, read, split
+from . import sanity
+from .measure import measure
+from .picture import draw_checks, draw_steps
+from .records import Record, Records
+from .rows import build_rows, build_sanity, chosen_weights
+
+WEIGHTS = (10, 100, 1000)  # of the reconstruction
+SCHEDULE = Schedule(epochs=30)
+OWN = {"DUQ": Schedule(30, 128, 0.05, momentum=0.9, milestones=(10, 20))}  # as published
+STEP = 4  # every fourth test image is judged by detectors
+RIVALS: dict[str, Callable[..., Rival]] = {
+    "plain": partial(Plain),
+    **{f"reconstruction {weight}": partial(Reconstructing, float(weight)) for weight in WEIGHTS},
+    "VIB": Bottleneck,
+    "DUQ": DUQ,
+    "SNGP": SNGP,
+    "DDU": DDU,
+    "distance": Distance,
+}
+
+
+@one_thread()
+def run(
+    *,
+    seeds: Sequence[int] = range(3),
+    quick: bool = False,
+    sets: Sequence[str] = SETS,
+    rivals: Sequence[str] | None = None,
+    checks: Sequence[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+) -> Study:
+    """Train every rival once per set and seed, and compare their detectors with those of plain networks.
+
+    Args:
+        seeds: of the networks.
+        quick: one seed, few images, small networks and few epochs.
+        sets: the data sets to run.
+        rivals: which; None takes all.
+        checks: which of the published results to look at; None takes all.
+        folder: where networks and records are kept between runs; None takes the environment variable
+            HIDDEN_UNCERTAINTY_WORK. Without either, nothing is kept.
+    """
+    seeds = list(seeds)[:1] if quick else list(seeds)
+    data = read(train=600, test=60) if quick else read()
+    made = {"commit": commit(), "hardware": hardware()}
+    records = Records(folder or work_folder(quick), {"data": dict(data.digests), "quick": quick})
+    names = list(RIVALS) if rivals is None else list(rivals)
+    wrong = [name for name in names if name not in RIVALS]
+    if wrong:
+        raise ValueError(f"there is no rival {wrong[0]!r}; there are: {', '.join(RIVALS)}.")
+    found: list[Record] = []
+    for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
+        key = f"{train_on}-{name}-{seed}".lower().replace(" ", "-")
+        make = partial(_case, records, key, train_on, name, seed, data, quick, made)
+        found.append(records.find(key, make))
+    seen = sanity.run(records, data, seeds, quick=quick, names=checks, made=made)
+    weights = chosen_weights(found)
+    rows = build_rows(found, weights) + build_sanity(seen)
+    settings = {
+        "schedule": {"all others": asdict(SCHEDULE), **{name: asdict(each) for name, each in OWN.items()}},
+        "trained on": "80 % of the training images; the others are unseen by the networks",
+        "judged": f"every {STEP}-th test image, and as many of each unknown set; accuracy on all test images",
+        "chosen reconstruction": weights,
+        "chosen by": "accuracy on unseen images, by the rule of the study regularisation",
+        "rivals": {name: _options(RIVALS[name]) for name in names},
+        "checks": sanity.SETTINGS,
+        "records": [{key: value for key, value in each.items() if key != "near"} for each in found],
+        "sanity": [{key: value for key, value in each.items() if key != "drawn"} for each in seen],
+    }
+    curves = {f"{each['train']}, {each['rival']}, seed {each['seed']}": each["near"] for each in found}
+    pictures = {"": draw_steps(found, weights), **draw_checks(seen)}
+    seconds = sum(each["seconds"] for each in found + seen)
+    return Study("rivals", rows, seeds, dict(data.digests), seconds, settings, curves, pictures)
+
+
+def _case(
+    records: Records,
+    key: str,
+    train_on: str,
+    name: str,
+    seed: int,
+    data: Grey,
+    quick: bool,
+    made: Mapping[str, Any],
+) -> Record:
+    """Train one network, and measure it."""
+    start = time.perf_counter()
+    images, labels = data.train[train_on]
+    rows, held = split(images)
+    known = Known(images[rows], labels[rows], images[held], labels[held])
+    small: dict[str, int] = {"width" if name in ("DUQ", "SNGP") else "hidden": 12} if quick else {}
+    rival = RIVALS[name](seed=seed, **small)
+    schedule = OWN.get(name, SCHEDULE)
+    if quick:
+        schedule = replace(schedule, epochs=2, milestones=())
+    seconds = records.train(key, rival, lambda: train(rival, known.x, known.y, schedule))
+    changes = [replace(change, amounts=change.amounts[::4]) for change in CHANGES] if quick else CHANGES
+    test = data.test[train_on]
+    found = measure(rival, known, test, _unknown(train_on, data), changes, 1 if quick else STEP)
+    about = {"train": train_on, "rival": name, "seed": seed, "training seconds": round(seconds, 2)}
+    return {**about, **found, **made, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _unknown(train_on: str, data: Grey) -> dict[str, Tensor]:
+    found = inputs(train_on, data, Scale("unit", data.train[train_on][0])).of(DEFAULT).unknown
+    return {ood: x for (ood, _), x in found.items()}
+
+
+def _options(build: Callable[..., Rival]) -> dict[str, Any]:
+    """The settings of a rival that are numbers."""
+    rival = build(seed=0)
+    return {key: value for key, value in vars(rival).items() if type(value) in (int, float) and key != "seed"}
