@@ -65,7 +65,7 @@ class SNGP(Rival):
         self.body = ResidualPerceptron(hidden=width, seed=seed) if body is None else body
         self.width, self.normalise, self.factor = width, normalise, factor
         self.register_buffer("frequencies", draw(seed, features, width) / length_scale)
-        uniform = torch.rand(features, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+        uniform = torch.rand(features, generator=torch.Generator("cpu").manual_seed(seed + 1), device="cpu")
         self.register_buffer("phases", 2 * math.pi * uniform)
         self.register_buffer("covariance", torch.eye(features, device="cpu"))
         with built(seed):
