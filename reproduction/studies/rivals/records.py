@@ -27,6 +27,10 @@ class Records:
         self.folder = None if folder is None else Path(folder)
         self.about = json.loads(json.dumps(about))
 
+    def of(self, **more: Any) -> Records:
+        """The same folder, with more that must be equal."""
+        return Records(self.folder, {**self.about, **more})
+
     def find(self, name: str, make: Callable[[], Record]) -> Record:
         """A record by its name: the one in the folder, or a new one that is put there."""
         path = None if self.folder is None else self.folder / f"rivals-{name}.json"

@@ -80,8 +80,9 @@ def run(
     found: list[Record] = []
     for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
         key = f"{train_on}-{name}-{seed}".lower().replace(" ", "-")
-        make = partial(_case, records, key, train_on, name, seed, data, quick, made)
-        found.append(records.find(key, make))
+        schedule = OWN.get(name, SCHEDULE)
+        own = records.of(images=IMAGES, schedule=asdict(schedule), options=_options(RIVALS[name]))
+        found.append(own.find(key, partial(_case, own, key, train_on, name, seed, data, schedule, quick, made)))
     seen = sanity.run(records, data, seeds, quick=quick, names=checks, made=made)
     weights = chosen_weights(found)
     rows = build_rows(found, weights) + build_sanity(seen)
@@ -109,6 +110,7 @@ def _case(
     name: str,
     seed: int,
     data: Grey,
+    schedule: Schedule,
     quick: bool,
     made: Mapping[str, Any],
 ) -> Record:
@@ -119,7 +121,6 @@ def _case(
     known = Known(images[rows], labels[rows], images[held], labels[held])
     small: dict[str, int] = {"width" if name in ("DUQ", "SNGP") else "hidden": 12} if quick else {}
     rival = RIVALS[name](seed=seed, **small)
-    schedule = OWN.get(name, SCHEDULE)
     if quick:
         schedule = replace(schedule, epochs=2, milestones=())
     seconds = records.train(key, rival, lambda: train(rival, known.x, known.y, schedule))
