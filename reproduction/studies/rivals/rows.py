@@ -23,7 +23,7 @@ PAPER = {"latent density, layer 1": "layer-1", "latent density, layer 10": "laye
 
 
 def chosen_weights(records: Sequence[Record]) -> dict[str, float]:
-    """Per set, the largest weight of the reconstruction that costs no accuracy on unseen images.
+    """Per set, the largest weight of the reconstruction that costs no accuracy on unseen images, or else the smallest.
 
     Args:
         records: of all networks.
@@ -35,7 +35,7 @@ def chosen_weights(records: Sequence[Record]) -> dict[str, float]:
             if each["train"] == train and (weight := weight_of(each["rival"])) is not None:
                 own.setdefault(weight, []).append(each["held accuracy"])
         if 0.0 in own:
-            chosen[train] = choose(own)
+            chosen[train] = choose(own) or min((weight for weight in own if weight), default=0.0)
     return chosen
 
 

@@ -49,7 +49,7 @@ def test_the_penalty_is_of_the_gradient_of_each_input(rival: DUQ) -> None:
     whole = F.binary_cross_entropy(rival(x).exp(), F.one_hot(y, 3).float()) + 0.3 * expected
     torch.testing.assert_close(rival.loss(x, y), whole)
     rival.loss(x, y).backward()  # twice differentiable
-    assert rival.weight.grad is not None and float(rival.weight.grad.norm()) > 0
+    assert rival.weight.grad is not None and rival.weight.grad.norm().item() > 0
 
 
 def test_centroids_follow_their_class(rival: DUQ) -> None:

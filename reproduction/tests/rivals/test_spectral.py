@@ -17,7 +17,7 @@ def test_the_norm_is_bounded_but_never_raised(scale: float, expected: float | No
         layer.weight.copy_(scale * torch.randn(6, 9, generator=random) / 4)
     for _ in range(300):  # power iterations
         layer(torch.zeros(1, 9))
-    largest = float(torch.linalg.svdvals(layer.bounded())[0])
+    largest = torch.linalg.svdvals(layer.bounded())[0].item()
     if expected is None:
         assert torch.equal(layer.bounded(), layer.weight)
     else:
@@ -55,4 +55,4 @@ def test_blocks_keep_distances_between_bounds() -> None:
     block = network[2].eval()
     one, other = torch.randn(2, 300, 16, generator=random)
     ratio = (block(one) - block(other)).norm(dim=1) / (one - other).norm(dim=1)
-    assert 0.5 - 1e-3 <= float(ratio.min()) and float(ratio.max()) <= 1.5 + 1e-3
+    assert 0.5 - 1e-3 <= ratio.min().item() and ratio.max().item() <= 1.5 + 1e-3
