@@ -115,7 +115,7 @@ def _ambiguous(drawn: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> 
 def _histogram(ax: Axes, parts: Sequence[Any], title: str, label: str) -> None:
     dress(ax)
     low, high = min(float(np.min(each)) for each in parts), max(float(np.max(each)) for each in parts)
-    bins = np.linspace(low, high if high > low else low + 1, 40)
+    bins = np.linspace(low, high if high > low else low + 1, 40).tolist()
     for part, name, colour in zip(parts, PARTS, (COLOURS[0], COLOURS[5], COLOURS[1]), strict=True):
         ax.hist(part, bins=bins, alpha=0.6, color=colour, label=name, density=True)
     ax.set_title(title)
