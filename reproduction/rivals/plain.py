@@ -54,12 +54,12 @@ class Reconstructing(Rival):
     .. math:: L = L_{class} + w \cdot \lVert x - d(z_{10}) \rVert^2 / \dim x
 
     Args:
-        weight: w; ours is the one that the study `regularisation` chose by accuracy on validation images.
+        weight: w.
         hidden: units per layer.
         seed: of its weights and batches.
     """
 
-    def __init__(self, weight: float = 1000.0, *, hidden: int = 100, seed: int = 0) -> None:
+    def __init__(self, weight: float = 100.0, *, hidden: int = 100, seed: int = 0) -> None:
         super().__init__(seed)
         decoder = DenseDecoder(hidden, hidden, (1, 28, 28), layers=4, seed=seed)
         network = FCNet(hidden=hidden, initialisation="glorot", seed=seed)

@@ -14,30 +14,26 @@ from matplotlib.ticker import PercentFormatter
 from hidden_uncertainty.plots import dress
 from hidden_uncertainty.plots.style import COLOURS, DASHES, INK
 
-from .rows import weight_of
-
 Record = Mapping[str, Any]
 AXIS = {"rotation": "rotation (degrees)", "noise": "deviation of noise (pixels 0 to 255)"}
 MOONS = ("DUQ", "DUQ without penalty", "SNGP's variance", "softmax entropy")
 PARTS = ("digits", "ambiguous digits", "clothes")
 
 
-def draw_steps(records: Sequence[Record], weights: Mapping[str, float]) -> Figure:
+def draw_steps(records: Sequence[Record]) -> Figure:
     """One row per set: accuracy and AUROC against each perturbation, one curve per method.
 
     Args:
         records: of all networks.
-        weights: the chosen reconstruction, per set; others are not drawn.
     """
-    shown = [each for each in records if not (w := weight_of(each["rival"])) or w == weights.get(each["train"])]
-    sets = list(dict.fromkeys(each["train"] for each in shown))
+    sets = list(dict.fromkeys(each["train"] for each in records))
     figure = Figure(figsize=(17, 0.8 + 3.4 * max(1, len(sets))), layout="constrained", facecolor="white")
     if not sets:
         return figure
-    names = list(dict.fromkeys(name for each in shown for name in each["scores"] if "entropy" not in name))
-    rivals = {name: each["rival"] for each in shown for name in each["scores"]}
+    names = list(dict.fromkeys(name for each in records for name in each["scores"] if "entropy" not in name))
+    rivals = {name: each["rival"] for each in records for name in each["scores"]}
     for line, train in zip(figure.subplots(len(sets), 4, squeeze=False), sets, strict=True):
-        own = [each for each in shown if each["train"] == train]
+        own = [each for each in records if each["train"] == train]
         kinds = own[0]["near"]
         for place, kind in enumerate(kinds):
             left, right = line[2 * place], line[2 * place + 1]

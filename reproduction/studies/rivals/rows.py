@@ -7,12 +7,10 @@ from statistics import fmean
 from typing import Any
 
 from ...results import summarise
-from ..regularisation.rows import choose
 from ..table_1.paper import FCNET
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
-RECONSTRUCTION = "reconstruction "
 NEAR = ("rank correlation", "raulc")
 PUBLISHED = {  # what the authors report, where it can be compared
     ("DUQ CNN", "DUQ", "auroc MNIST"): (0.955, 0.007),
@@ -22,57 +20,24 @@ PUBLISHED = {  # what the authors report, where it can be compared
 PAPER = {"latent density, layer 1": "layer-1", "latent density, layer 10": "layer-10"}
 
 
-def chosen_weights(records: Sequence[Record]) -> dict[str, float]:
-    """Per set, the largest weight of the reconstruction that costs no accuracy on unseen images, or else the smallest.
+def build_rows(records: Sequence[Record]) -> list[Row]:
+    """Rows of every set, rival and detector.
 
     Args:
         records: of all networks.
-    """
-    chosen = {}
-    for train in dict.fromkeys(each["train"] for each in records):
-        own: dict[float, list[float]] = {}
-        for each in records:
-            if each["train"] == train and (weight := weight_of(each["rival"])) is not None:
-                own.setdefault(weight, []).append(each["held accuracy"])
-        if 0.0 in own:
-            chosen[train] = choose(own) or min((weight for weight in own if weight), default=0.0)
-    return chosen
-
-
-def weight_of(rival: str) -> float | None:
-    """The weight of the reconstruction; None for rivals of another kind.
-
-    Example:
-        >>> weight_of("plain"), weight_of("reconstruction 10"), weight_of("DUQ")
-        (0.0, 10.0, None)
-    """
-    return (
-        0.0 if rival == "plain" else float(rival[len(RECONSTRUCTION) :]) if rival.startswith(RECONSTRUCTION) else None
-    )
-
-
-def build_rows(records: Sequence[Record], weights: Mapping[str, float]) -> list[Row]:
-    """Rows of every set, rival and detector; of the reconstruction, the chosen weight is the one without variant.
-
-    Args:
-        records: of all networks.
-        weights: chosen, per set.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
     for each in records:
         groups.setdefault((each["train"], each["rival"]), []).append(each)
-    return [row for (train, rival), own in groups.items() for row in _rival(train, rival, own, weights.get(train))]
+    return [row for (train, rival), own in groups.items() for row in _rival(train, rival, own)]
 
 
-def _rival(train: str, rival: str, own: Sequence[Record], chosen: float | None) -> Iterator[Row]:
-    weight = weight_of(rival)
-    variant = f"weight {weight:g}" if weight and weight != chosen else "default"
-
+def _rival(train: str, rival: str, own: Sequence[Record]) -> Iterator[Row]:
     def row(values: Sequence[float], ood: str | None, method: str, metric: str) -> Row:
         paper = FCNET.get((train, ood or "", PAPER.get(method, ""))) if metric == "auroc" else None
         found = summarise(values, train=train, ood=ood, method=method, metric=metric)
         published = {"paper_mean": paper and paper.mean, "paper_std": paper and paper.std}
-        return {**found, **published, "rival": rival, "variant": variant}
+        return {**found, **published, "rival": rival, "variant": "default"}
 
     for metric in ("accuracy", "held accuracy", "training seconds"):
         yield row([each[metric] for each in own], None, rival, metric)

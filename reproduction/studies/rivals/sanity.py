@@ -31,7 +31,7 @@ LONG = ("VIB",)  # one seed
 SETTINGS = {
     "DUQ two moons": "the authors' notebook: 3 layers of 20, 10 per embedding, σ 0.3, γ 0.99, λ 1, SGD, 30 epochs",
     "SNGP two moons": "6 layers of 128, bound 0.9, 1024 features, ℓ 1, Adam 1e-4, batches of 128, 100 epochs",
-    "DUQ CNN": f"the authors' settings; a quarter of their channels, {CNN.epochs} epochs of 30,000 images instead of 30 of all",
+    "DUQ CNN": f"the authors' settings; a quarter of their channels, {CNN.epochs} epochs of 30,000 images, not 30",
     "VIB": "2 layers of 1024, K 256, β 1e-3, Adam, batches of 100, 8 epochs of 30,000 images instead of 200",
     "DDU ambiguous": "10,000 digits and about as many means of two digits with either label, not a VAE's",
 }

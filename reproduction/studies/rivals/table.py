@@ -12,7 +12,6 @@ from ...markdown import spread, table
 
 Row = Mapping[str, Any]
 DEFAULT = "library's default"
-DENSITY = "latent density, layer 10"
 NEAR = ("rank correlation", "raulc")
 WORDS = {"auroc far": "AUROC of points far from the data", "auroc MNIST": "AUROC of MNIST"}
 
@@ -29,7 +28,6 @@ def render(result: Mapping[str, Any]) -> str:
     for train in _sets(own):
         parts += [f"**Rows of table 1: AUROC, trained on {train}.**", _areas(own, train)]
     parts += ["**Near the data, images changed step by step.**", _near(own), "**Costs.**", _costs(own)]
-    parts += ["**Weights of the reconstruction.**", _weights(rows, settings)]
     parts += ["**Published results.**", _published(rows, settings)]
     return "\n\n".join(part for part in parts if part)
 
@@ -142,23 +140,6 @@ def _costs(rows: Sequence[Row]) -> str:
         table(["method", "accuracy", "training (s)", "fit (s)", "scoring (passes of its network)"], lines)
         + "\n\nMeans over both sets. Seconds are of the processor, with one thread. A pass is the network's own time "
         "for the same images."
-    )
-
-
-def _weights(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
-    lines = []
-    for train, chosen in settings["chosen reconstruction"].items():
-        for rival in dict.fromkeys(row["rival"] for row in rows if row["rival"]):
-            if rival == "plain" or rival.startswith("reconstruction"):
-                own = [row for row in rows if row["train"] == train and row["rival"] == rival]
-                held, test = (_find(own, train, rival, metric) for metric in ("held accuracy", "accuracy"))
-                area = _find(own, train, "reconstruction, layer 10" if rival != "plain" else DENSITY, "mean auroc")
-                weight = rival.removeprefix("reconstruction ") if rival != "plain" else "0"
-                cells = [_cell(each, 4) for each in (held, test)]
-                lines.append([train, f"**{weight}**" if float(weight) == chosen else weight, *cells, _cell(area)])
-    return (
-        table(["trained on", "weight", "accuracy, unseen images", "accuracy, test", "mean AUROC, layer 10"], lines)
-        + "\n\nBold: the largest weight that does not lower the accuracy on unseen images."
     )
 
 
