@@ -4,7 +4,8 @@ All networks are as wide and deep as the perceptron of table 1, see as many imag
 with what the method's authors published for the rest. A fifth of the training images are unseen by the networks: the
 library's default learns its combination from them. Nothing is chosen by an unknown set. The weight of the
 reconstruction is a tenth of what the study `regularisation` chose for longer trainings: with that one, the first epoch
-was far less accurate. DUQ has the optimiser of its authors: after eight epochs, Adam was less accurate on unseen images.
+was far less accurate. DUQ has the optimiser of its authors: after eight epochs, Adam was less accurate on unseen
+images.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ RIVALS: dict[str, Callable[..., Rival]] = {
     "plain": Plain,
     f"reconstruction {WEIGHT}": partial(Reconstructing, float(WEIGHT)),
     "VIB": Bottleneck,
+    "VIB, learnt marginal": partial(Bottleneck, components=200),
     "DUQ": DUQ,
     "SNGP": SNGP,
     "DDU": DDU,
