@@ -27,7 +27,7 @@ def draw_steps(records: Sequence[Record]) -> Figure:
         records: of all networks.
     """
     sets = list(dict.fromkeys(each["train"] for each in records))
-    figure = Figure(figsize=(17, 0.8 + 3.4 * max(1, len(sets))), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(15, 0.8 + 3.1 * max(1, len(sets))), layout="constrained", facecolor="white")
     if not sets:
         return figure
     names = list(dict.fromkeys(name for each in records for name in each["scores"] if "entropy" not in name))

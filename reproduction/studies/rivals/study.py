@@ -82,7 +82,7 @@ def run(
         raise ValueError(f"there is no rival {wrong[0]!r}; there are: {', '.join(RIVALS)}.")
     found: list[Record] = []
     for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
-        key = f"{train_on}-{name}-{seed}".lower().replace(" ", "-")
+        key = f"{train_on}-{name}-{seed}".lower().replace(",", "").replace(" ", "-")
         schedule = OWN.get(name, SCHEDULE)
         own = records.of(images=IMAGES, schedule=asdict(schedule), options=_options(RIVALS[name]))
         found.append(own.find(key, partial(_case, own, key, train_on, name, seed, data, schedule, quick, made)))
@@ -91,7 +91,8 @@ def run(
     settings = {
         "schedule": {"all others": asdict(SCHEDULE), **{name: asdict(each) for name, each in OWN.items()}},
         "trained on": f"80 % of {IMAGES:,} training images; the others are unseen by the networks",
-        "judged": f"every {STEP}-th test image, and as many of each unknown set; accuracy on all test images",
+        "judged": f"one test image in {STEP}, and as many of each unknown set; accuracy is of all test images",
+        "seconds": "the sum over networks, on a busy machine; those of training are of the processor",
         "rivals": {name: _options(RIVALS[name]) for name in names},
         "checks": sanity.SETTINGS,
         "records": [{key: value for key, value in each.items() if key != "near"} for each in found],

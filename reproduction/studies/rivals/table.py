@@ -13,7 +13,14 @@ from ...markdown import spread, table
 Row = Mapping[str, Any]
 DEFAULT = "library's default"
 NEAR = ("rank correlation", "raulc")
-WORDS = {"auroc far": "AUROC of points far from the data", "auroc MNIST": "AUROC of MNIST"}
+WORDS = {
+    "auroc far": "AUROC of points far from the data",
+    "rank with distance": "rank correlation with the distance from the data",
+    "auroc MNIST": "AUROC of MNIST",
+    "entropy: ambiguous": "AUROC of ambiguous digits beside others, by entropy",
+    "entropy: clothes": "AUROC of clothes beside all digits, by entropy",
+    "density: clothes": "AUROC of clothes beside all digits, by density",
+}
 
 
 def render(result: Mapping[str, Any]) -> str:
