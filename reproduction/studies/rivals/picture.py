@@ -38,7 +38,7 @@ def draw_steps(records: Sequence[Record]) -> Figure:
         for place, kind in enumerate(kinds):
             left, right = line[2 * place], line[2 * place + 1]
             steps = kinds[kind]["steps"]
-            for ax, what in ((left, "accuracy"), (right, "AUROC of perturbed images")):
+            for ax, what in ((left, "accuracy"), (right, "AUROC")):
                 dress(ax)
                 ax.set_title(f"{train}: {what}")
                 ax.set_xlabel(AXIS[kind])

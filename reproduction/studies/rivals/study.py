@@ -128,7 +128,7 @@ def _case(
     changes = [replace(change, amounts=change.amounts[::4]) for change in CHANGES] if quick else CHANGES
     test = data.test[train_on]
     found = measure(rival, known, test, _unknown(train_on, data), changes, 1 if quick else STEP)
-    about = {"train": train_on, "rival": name, "seed": seed, "training seconds": round(seconds, 2)}
+    about = {"train": train_on, "rival": name, "seed": seed, "training seconds": round(seconds, 3)}
     return {**about, **found, **made, "seconds": round(time.perf_counter() - start, 1)}
 
 

@@ -66,8 +66,8 @@ def _difference(rows: Sequence[Row]) -> str:
     for method in _methods(rows):
         for train in _sets(rows):
             rival = _network(rows, train, method)
-            seconds = [_find(rows, train, name, "training seconds") for name in (rival, "plain")]
-            ratio = "" if None in seconds else f"× {seconds[0]['mean'] / seconds[1]['mean']:.1f}"  # type: ignore[index]
+            own, plain = (_find(rows, train, name, "training seconds") for name in (rival, "plain"))
+            ratio = f"× {own['mean'] / plain['mean']:.1f}" if own and plain and plain["mean"] else ""
             cells = [_points(rows, train, (rival, "plain"), "accuracy")]
             cells.append(_points(rows, train, (method, DEFAULT), "mean auroc"))
             cells += [_points(rows, train, (method, DEFAULT), "raulc", kind) for kind in ("rotation", "noise")]
