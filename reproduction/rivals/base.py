@@ -126,7 +126,7 @@ def train(rival: Rival, x: Tensor, y: Tensor, schedule: Schedule) -> float:
     with progress_bar(f"training {type(rival).__name__}", schedule.epochs) as bar:
         for _ in range(schedule.epochs):
             rival.train()
-            total = torch.zeros(())
+            total = torch.zeros((), device=x.device)
             for rows in torch.randperm(len(x), generator=order, device="cpu").split(size):
                 if len(rows) == size:
                     images, labels = x[rows], y[rows]

@@ -117,7 +117,7 @@ class Bottleneck(Rival):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The bound, with one code per input."""
         mean, std = gaussian(self.encoder(self.body(x)))
-        noise = torch.randn(std.shape, generator=self.random)
+        noise = torch.randn(std.shape, generator=self.random, device="cpu")
         rates = rate(mean, std) if self.marginal is None else self.marginal.rate(mean, std, noise[None])
         return F.cross_entropy(self.output(mean + std * noise), y) + self.beta * rates.mean()
 

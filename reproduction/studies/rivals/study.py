@@ -50,6 +50,18 @@ RIVALS: dict[str, Callable[..., Rival]] = {
     "distance": Distance,
 }
 
+ABOUT = {
+    "plain": "cross-entropy; densities are the paper's mixtures of 5 Gaussians per class without shrinkage",
+    f"reconstruction {WEIGHT}": f"also {WEIGHT} × the mean squared error of a decoder of four layers, from layer 10",
+    "VIB": "codes of 256 numbers, β 1e-3, standard marginal, as published in 2017",
+    "VIB, learnt marginal": "the same with a learnt mixture of 200 diagonal Gaussians",
+    "DUQ": "embeddings of 256 numbers, σ 0.1, γ 0.999, λ 0.05, SGD with rate 0.05 and momentum 0.9, as published",
+    "SNGP": "spectral norms of at most 0.95; 1024 features, ℓ √2 after layer norm and λ 25, of the authors' code for "
+    "images; one covariance for all classes",
+    "DDU": "spectral norms of at most 3, as published; one Gaussian per class of labelled features",
+    "distance": "weight 0.2, margin 25, a fifth of all pairs of one class, 50 neighbours, as published",
+}
+
 
 @one_thread()
 def run(
@@ -93,7 +105,7 @@ def run(
         "trained on": f"80 % of {IMAGES:,} training images; the others are unseen by the networks",
         "judged": f"one test image in {STEP}, and as many of each unknown set; accuracy is of all test images",
         "seconds": "the sum over networks, on a busy machine; those of training are of the processor",
-        "rivals": {name: _options(RIVALS[name]) for name in names},
+        "rivals": {name: {"about": ABOUT[name], **_options(RIVALS[name])} for name in names},
         "checks": sanity.SETTINGS,
         "records": [{key: value for key, value in each.items() if key != "near"} for each in found],
         "sanity": [{key: value for key, value in each.items() if key != "drawn"} for each in seen],

@@ -52,10 +52,13 @@ def _state(result: Mapping[str, Any]) -> str:
     missing = [f"{rival} on {train}, seed {seed}" for train, rival, seed in asked if (train, rival, seed) not in there]
     checked = {each["check"] for each in settings["sanity"]}
     missing += [f"check {name!r}" for name in settings["checks"] if name not in checked]
-    epochs = settings["schedule"]["all others"]["epochs"]
+    how = settings["schedule"]["all others"]
+    words = [f"- {name}: {each['about']}" for name, each in settings["rivals"].items()]
     return (
-        f"{len(there)} networks, {epochs} epochs each, trained on {settings['trained on']}. Detectors judge "
-        f"{settings['judged']}. Missing: {', '.join(missing) or 'nothing'}."
+        f"{len(there)} networks, {how['epochs']} epochs each in batches of {how['batch_size']}, by Adam with rate "
+        f"{how['learning_rate']:g} and weight decay {how['weight_decay']:g} but for DUQ, trained on "
+        f"{settings['trained on']}. Detectors judge {settings['judged']}. "
+        f"Missing: {', '.join(missing) or 'nothing'}.\n\n" + "\n".join(words)
     )
 
 
