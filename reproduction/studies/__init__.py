@@ -20,6 +20,7 @@ NAMES = {  # with what each one is about
     "table-1-resnet": "Table 1 of the paper, right half: residual networks on SVHN and CIFAR10.",
     "layer-depth": "How soon each layer notices that images change.",
     "regularisation": "Networks that must reconstruct their input from a layer.",
+    "rivals": "Methods that need training of their own, beside densities of networks as they are.",
     "segmentation": "Misclassified pixels on Cityscapes, and unknown objects on Fishyscapes.",
     "depth-estimation": "Uncertainty of depth per pixel, on NYU v2.",
 }

@@ -122,7 +122,7 @@ def _image(given: Given, file: Path, broken: list[str]) -> np.ndarray | None:
 
 def _npz(given: Given, path: Path, model: nn.Module, fitting: bool) -> Data:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:
         raise ValueError(f"'{path}' cannot be read: {error}") from error

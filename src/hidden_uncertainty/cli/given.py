@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -144,12 +143,12 @@ def _weights(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no file '{path}': give --weights a file with a state_dict.")
     try:
         found: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"'{path}' holds more than tensors, or is damaged. It is not loaded, as such files can run code: save "
-            "weights with torch.save(model.state_dict(), path)."
-        ) from error
     except Exception as error:
+        if type(error).__name__ == "UnpicklingError":
+            raise ValueError(
+                f"'{path}' holds more than tensors, or is damaged. It is not loaded, as such files can run code: save "
+                "weights with torch.save(model.state_dict(), path)."
+            ) from error
         raise ValueError(f"'{path}' cannot be read as weights: {type(error).__name__} {error}") from error
     if isinstance(found, dict):
         found = next((found[key] for key in NESTED if isinstance(found.get(key), dict)), found)

@@ -1,0 +1,108 @@
+"""A loss of distances between embeddings, and the density of their classes nearby (Mandelbaum & Weinshall, 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hidden_uncertainty import Detector
+from hidden_uncertainty.baselines import SoftmaxEntropy
+from hidden_uncertainty.baselines.base import LayerDetector
+from hidden_uncertainty.baselines.kernel import KernelRatio
+from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.extract import Features
+
+from .base import Rival, perceptron
+
+
+def distance_loss(z: Tensor, y: Tensor, *, margin: float = 25.0, same: float = 0.2) -> Tensor:
+    r"""The mean over pairs of how far those of one class are apart, and of how far others are within the margin.
+
+    .. math::
+        L_{ij} = \lVert z_i - z_j \rVert \text{ if } y_i = y_j, \qquad
+        L_{ij} = \max(0, m - \lVert z_i - z_j \rVert) \text{ otherwise}
+
+    The authors draw pairs of which a fifth are of one class; this is what such draws give on average.
+
+    Args:
+        z: embeddings, (n, d).
+        y: labels.
+        margin: m.
+        same: share of pairs that are of one class.
+
+    Example:
+        >>> distance_loss(torch.tensor([[0.0], [3.0], [20.0]]), torch.tensor([0, 0, 1])).item()
+        5.800000190734863
+    """
+    rows, columns = torch.triu_indices(len(z), len(z), offset=1, device="cpu")
+    squares = (z[rows] - z[columns]).square().sum(1)
+    away = squares.clamp(min=1e-12).sqrt()  # the root has no gradient at zero
+    pairs = y[rows] == y[columns]
+    loss = z.new_zeros(())
+    for some, share, each in ((pairs, same, away), (~pairs, 1 - same, (margin - away).clamp(min=0))):
+        if some.any():
+            loss = loss + share * each[some].mean()
+    return loss
+
+
+class Distance(Rival):
+    """A perceptron whose last hidden layer is also trained by `distance_loss`.
+
+    Args:
+        inputs: numbers per input.
+        hidden: units per layer.
+        classes: how many there are.
+        weight: of the loss of distances.
+        margin: of it.
+        seed: of its weights and batches.
+
+    Example:
+        >>> Distance(4, 8, 3)(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        inputs: int = 784,
+        hidden: int = 100,
+        classes: int = 10,
+        *,
+        weight: float = 0.2,
+        margin: float = 25.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        self.weight, self.margin = weight, margin
+        self.body = perceptron(inputs, hidden, seed=seed)
+        with built(seed):
+            self.output = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.output(self.body(x))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy and the loss of distances."""
+        z = self.body(x)
+        return F.cross_entropy(self.output(z), y) + self.weight * distance_loss(z, y, margin=self.margin)
+
+    def detectors(self) -> Iterator[tuple[str, Detector]]:
+        """The published score, and what it is to improve on: the entropy of the same network's softmax."""
+        options = {"task": "classification", "progress": False}
+        method = DistanceScore(50)
+        yield "distance", LayerDetector(self, "body", method, condition="label", **options)  # type: ignore[arg-type]
+        yield "distance, softmax entropy", SoftmaxEntropy(self, progress=False)
+
+
+class DistanceScore(KernelRatio):
+    """The share of other classes among the 50 nearest, by exp(-distance); distances are not scaled, as published."""
+
+    def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
+        """Keep the rows and their labels."""
+        super().fit(z, y, features)
+        self.deviation = 1.0
+        return self

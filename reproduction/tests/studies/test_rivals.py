@@ -1,0 +1,75 @@
+"""The study of rivals on small drawn data: it resumes, and is rendered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from reproduction.render import render
+from reproduction.studies.rivals import sanity, study
+from reproduction.studies.rivals.records import Records
+from reproduction.studies.rivals.rows import build_sanity
+
+NAMES = ["plain", "reconstruction 100", "VIB", "DUQ", "SNGP", "DDU", "distance"]
+
+
+def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    found = study.run(quick=True, sets=["MNIST"], rivals=NAMES, checks=["DUQ two moons", "DDU ambiguous"], folder=work)
+    rows = {(row["method"], row["metric"], row["ood"]): row for row in found.rows if row["train"] == "MNIST"}
+    methods = {method for method, metric, _ in rows if metric == "mean auroc"}
+    assert {"library's default", "latent density, layer 1", "VIB", "DUQ", "SNGP", "DDU", "distance"} < methods
+    oods = {ood for method, metric, ood in rows if (method, metric) == ("DUQ", "auroc")}
+    assert oods == {"FashionMNIST", "OMNIGLOT", "noise", "rotated", "hflip", "vflip"}
+    areas = [rows["DUQ", "auroc", ood]["mean"] for ood in oods]
+    assert rows["DUQ", "mean auroc", None]["mean"] == pytest.approx(sum(areas) / 6, abs=1e-4)
+    assert {("SNGP", "raulc", "rotation"), ("DDU", "training seconds", None), ("DDU", "passes", None)} <= set(rows)
+    assert set(found.pictures) == {"", "moons", "ambiguous"}
+    kept = sorted(path.name for path in work.iterdir())
+    assert len(kept) == 2 * len(NAMES) + 2 and "rivals-mnist-duq-0.safetensors" in kept
+    text = render(json.loads(found.write(tmp_path, "make it").read_text(encoding="utf-8")))
+    assert (
+        "| method | trained on | accuracy | mean AUROC |" in text and "Missing: plain on FashionMNIST, seed 0" in text
+    )
+
+    monkeypatch.setattr(study, "train", None)  # nothing is trained or measured again
+    monkeypatch.setattr(study, "measure", None)
+    again = study.run(quick=True, sets=["MNIST"], rivals=NAMES, checks=["DUQ two moons"], folder=work)
+    assert again.rows[: len(rows)] == found.rows[: len(rows)]
+
+
+def test_unknown_rivals_are_refused(grey_data: Path) -> None:
+    with pytest.raises(ValueError, match="no rival 'dropout'; there are: plain"):
+        study.run(quick=True, rivals=["dropout"])
+
+
+def test_records_are_taken_only_with_equal_settings(tmp_path: Path) -> None:
+    first = Records(tmp_path, {"data": "a"})
+    assert first.find("x", lambda: {"value": 1}) == {"value": 1}
+    assert first.find("x", lambda: {"value": 2}) == {"value": 1}
+    assert first.of(epochs=3).find("x", lambda: {"value": 2}) == {"value": 2}
+    assert Records(None, {}).find("x", lambda: {"value": 3}) == {"value": 3}
+    network, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    assert first.train("n", network, lambda: 5.0) == 5.0
+    assert first.train("n", other, lambda: 7.0) == 5.0 and torch.equal(network.weight, other.weight)
+    assert first.of(epochs=3).train("n", other, lambda: 7.0) == 7.0
+
+
+def test_published_results_stand_beside_ours() -> None:
+    record = {"check": "DUQ CNN", "results": {"DUQ": {"auroc MNIST": 0.9}}}
+    (row,) = build_sanity([record])
+    assert (row["mean"], row["paper_mean"]) == (0.9, 0.955)
+
+
+def test_moons_and_blends() -> None:
+    x, y = sanity.moons(4000, seed=0, noise=0.0)
+    assert torch.allclose(x[y == 0].norm(dim=1), torch.ones(2000))
+    assert torch.allclose((x[y == 1] - torch.tensor([1.0, 0.5])).norm(dim=1), torch.ones(2000))
+    assert sanity.plane(5)[:2].tolist() == [[-2.5, -3.0], [-1.0, -3.0]]
+    images, labels = torch.arange(50.0)[:, None], torch.arange(50) % 2
+    mixed, either = sanity.blend(images, labels, seed=0)
+    assert 0 < len(mixed) < 50 and {0, 1} == set(either.tolist())
+    assert bool(((2 * mixed) % 2 == 1).all())  # an odd and an even number each
