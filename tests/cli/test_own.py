@@ -85,7 +85,7 @@ def test_the_page(place: Path) -> None:
     for fence in FENCE.finditer(PAGE.read_text(encoding="utf-8")):
         language, _, body = fence.groups()
         if language == "sh":
-            shown.append((body.splitlines(), ""))
+            shown.append((body.replace("\\\n", "").splitlines(), ""))
         elif not language and shown and not shown[-1][1]:
             shown[-1] = (shown[-1][0], body)
     assert len(shown) == 7
