@@ -30,7 +30,7 @@ WORDS = {
 }
 TITLES = {
     "surprising": ("Most surprising", "Look at these first: they are rare, damaged, mislabelled, or out of place."),
-    "ambiguous": ("Most ambiguous", "They lie between answers that the network knows."),
+    "ambiguous": ("Most ambiguous", "Several answers fit them, as far as the network can tell."),
     "familiar": ("Most familiar", "What the training data are full of."),
 }
 
