@@ -36,6 +36,7 @@ def test_links_between_folders_and_docstrings_are_translated(site):
     reference = page("api")
     assert 'id="hidden_uncertainty.LatentDensity"' in reference and "<math" in reference
     assert not any(left in reference for left in (".. math::", ":math:", "arithmatex", "Example:"))
+    assert "false_alarm</mtext>" in page("monitoring"), "an underscore in a formula, without its backslash"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

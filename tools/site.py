@@ -125,7 +125,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 def mathml(tex: str, *, block: bool) -> str:
     """TeX as MathML, with the number of an equation at its right and a space after the names of functions."""
     number = re.search(r"\\tag\{(.+?)\}", tex)
-    tex = re.sub(r"\\tag\{.+?\}", "", tex).strip()
+    tex = re.sub(r"\\tag\{.+?\}", "", tex).replace(r"\_", "_").strip()  # in names, which are text
     if r"\\" in tex and r"\begin" not in tex:
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
     math = convert(tex, display="block" if block else "inline")

@@ -43,6 +43,9 @@ def make(folder: Path) -> None:
                 train.append(pixels)
     for i in range(200):
         save(draw("stripes" if i % 4 == 3 else CLASSES[i % 3], random), folder / "photos/new" / f"{i:04}.png")
+    for i in range(60):
+        save(draw(CLASSES[i % 3], random), folder / "photos/test" / CLASSES[i % 3] / f"{i:04}.png")
+        save(draw("stripes", random), folder / "photos/odd" / f"{i:04}.png")
     names: dict[str, object] = {}
     exec(code[1], names)
     with torch.random.fork_rng(devices=[]):

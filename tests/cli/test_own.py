@@ -85,10 +85,10 @@ def test_the_page(place: Path) -> None:
     for fence in FENCE.finditer(PAGE.read_text(encoding="utf-8")):
         language, _, body = fence.groups()
         if language == "sh":
-            shown.append((body.splitlines(), ""))
+            shown.append((body.replace("\\\n", "").splitlines(), ""))
         elif not language and shown and not shown[-1][1]:
             shown[-1] = (shown[-1][0], body)
-    assert len(shown) == 6
+    assert len(shown) == 7
     for commands, expected in shown:
         found = ""
         for command in commands:
@@ -175,7 +175,7 @@ def test_tables_arrays_and_loaders_agree(place: Path) -> None:
         assert words[int(b["prediction"])] == a.pop("class")
         assert a == b
     assert "shuffles" in error("score", *net, "--detector", "csv.safetensors", "--data", "lines.py:shuffled")
-    assert "line 2: column 'id' holds 'one'" in error(
+    assert "line 2: column 'id' holds 'one', not a number. Name labels with --label" in error(
         "fit", *net, "--data", "few.csv", "--holdout", "0.5", "--out", "a"
     )
     empty = ["--columns", "ä,b,c,d", "--holdout", "0.5", "--out", "a"]
@@ -299,7 +299,12 @@ def test_report(place: Path) -> None:
     arguments = ["--data", "photos/unseen", "--outliers", "photos/new", "--out", "report.html"]
     result = call("report", *SCORE[1:], *arguments)
     assert result.exit_code == 0, result.output
-    assert "<html" in Path("report.html").read_text(encoding="utf-8")
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert {*re.findall(r"(?:predicted|label): (\w+)", page)} <= {*CLASSES}
+    rows = csv.DictReader(call(*SCORE, "--data", "photos/new").stdout.splitlines())
+    familiar = sorted(rows, key=lambda row: float(row["epistemic"]))[:6]
+    hardest = page.partition("Outliers that are hardest to notice: photos/new")[2]
+    assert re.findall(r"<strong>(\d+\.png)</strong>", hardest) == [row["input"] for row in familiar]
 
 
 def test_a_real_process(place: Path) -> None:

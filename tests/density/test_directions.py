@@ -41,7 +41,7 @@ def test_with_a_gaussian_for_the_coordinates_it_is_one_gaussian_over_all_dimensi
     z = torch.cat([z, torch.full((300, 2), 0.1, dtype=torch.float64)], dim=1)
     directions = Directions().fit(z, holdout=first(300, 30))
     assert (directions.kept, directions.dead, directions.collinear) == (3, 2, 3)
-    assert directions.describe() == "3 of 8 directions kept: 2 dead, 3 collinear with them"
+    assert directions.describe() == "3 of 8 directions kept: 2 never vary, 3 collinear with them"
     basis, deviation = directions.basis.numpy(), directions.deviation.numpy()
     tau2 = float(directions.residual_deviation) ** 2
     cov = (basis * deviation**2) @ basis.T + tau2 * (np.eye(8) - basis @ basis.T)
@@ -52,7 +52,7 @@ def test_with_a_gaussian_for_the_coordinates_it_is_one_gaussian_over_all_dimensi
     np.testing.assert_allclose(ours, reference.logpdf(x.numpy()), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("rank", "dead", "text"), [(4, 0, "1 collinear with them"), (5, 2, "2 dead")])
+@pytest.mark.parametrize(("rank", "dead", "text"), [(4, 0, "1 collinear with them"), (5, 2, "2 never vary")])
 def test_describes_only_what_there_is(rank: int, dead: int, text: str) -> None:
     z = torch.cat([draw(100, 5, rank), torch.ones(100, dead, dtype=torch.float64)], dim=1)
     directions = Directions().fit(z, holdout=first(100, 10))

@@ -308,6 +308,14 @@ def test_several_labels_and_inputs_that_break_the_network(tmp_path: Path) -> Non
     assert page.rows("Accuracy of what is left")["epistemic uncertainty"][0] == f"{100 * float(right):.1f} %"
 
 
+def test_the_rate_that_was_asked_for_is_shown(tmp_path: Path) -> None:
+    x = torch.randn(280, 2)
+    detector = Energy(nn.Linear(2, 3), task="classification").fit([], calibration=[x[:180]])
+    assert detector.threshold(0.05) == detector.threshold(0.055)  # nine of 181, either way
+    page = Page(report(detector, [x[180:]], tmp_path / "report.html"))
+    assert "where 5.0 % are accepted" in page.text
+
+
 def test_bad_calls_leave_the_old_page(known: dict[str, Any], tmp_path: Path) -> None:
     detector, x, file = known["detector"], known["data"].test.images, tmp_path / "report.html"
     file.write_text("old")

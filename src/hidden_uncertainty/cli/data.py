@@ -171,7 +171,9 @@ def _number(cell: str, where: str, fitting: bool) -> float:
     try:
         value = float(cell) if cell.strip() else float("nan")
     except ValueError:
-        raise ValueError(f"{where} holds {cell!r}, not a number. Choose columns with --columns a,b,c.") from None
+        raise ValueError(
+            f"{where} holds {cell!r}, not a number. Name labels with --label, or columns to read with --columns."
+        ) from None
     if value != value and fitting:
         raise ValueError(f"{where} is empty or NaN. Fill it in, or remove the line.")
     return value

@@ -94,7 +94,8 @@ def fit(
     known = {name: getattr(given, name) for name in KEPT}
     io.write(out, {**header, "reading": known | {"size": given.size and [*given.size]}}, tensors)
     typer.echo(f"read: {', '.join(detector.layers)}")
-    typer.echo(f"surprising: epistemic above {threshold:.4g}, for at most {false_alarm:.3g} of inputs like the unseen")
+    promise = "at most {:.3g} of inputs like the unseen" if holdout is None else "about {:.3g} of the part set apart"
+    typer.echo(f"surprising: epistemic above {threshold:.4g}, for {promise.format(false_alarm)}")
     typer.echo(f"written: {out}")
 
 
@@ -154,9 +155,10 @@ def report(
     data = read(given, given.data, loaded.model)
     others = {name: read(given, name, loaded.model) for name in outliers}
     before = None if train is None else read(given, train, loaded.model)
-    names = [name for some, _ in data.named() for name in some or ()] or None
+    sets = {"in distribution": data, **others}
+    names = {key: own for key, one in sets.items() if (own := [name for some, _ in one.named() for name in some or ()])}
     made = import_module("..reporting", __package__).report(
-        loaded, data, out, outliers=others, train=before, names=names
+        loaded, data, out, outliers=others, train=before, names=names, classes=given.classes
     )
     typer.echo(f"written: {made}")
 

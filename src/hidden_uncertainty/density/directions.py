@@ -32,7 +32,7 @@ class Directions(nn.Module):
         >>> directions = Directions().fit(z, holdout=draw_holdout(200, 0.1, seed=0, device=z.device))
         >>> u, rest = directions(z)                                                     # (n, 2), (n,)
         >>> directions.describe()
-        '2 of 4 directions kept: 1 dead, 1 collinear with them'
+        '2 of 4 directions kept: 1 never vary, 1 collinear with them'
     """
 
     center: Tensor  # m, (d,)
@@ -110,7 +110,7 @@ class Directions(nn.Module):
 
     def describe(self) -> str | None:
         """What was dropped, in one line; None when nothing was."""
-        kinds = {"dead": self.dead, "collinear with them": self.collinear}
+        kinds = {"never vary": self.dead, "collinear with them": self.collinear}
         parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
         return f"{self.kept} of {self.dim} directions kept: {parts}" if parts else None
 

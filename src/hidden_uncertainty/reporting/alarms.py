@@ -56,8 +56,9 @@ class View(NamedTuple):
     def start(self, threshold: float | None) -> int:
         """Which of `RATES` is shown first: that of the detector's threshold, or 5 %."""
         away = [abs(rate - 0.05 if threshold is None else at - threshold) for rate, at in self.rates(RATES)]
-        # Of rates with one threshold, the highest: that is what a user asks for.
-        return max((i for i, some in enumerate(away) if some == min(away)), default=0)
+        # Of rates with one threshold, one of the table, or the highest: that is what a user asks for.
+        near = [i for i, some in enumerate(away) if some == min(away)]
+        return max(near, key=lambda i: (self.rates(RATES)[i][0] in TABLE, i), default=0)
 
 
 def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:

@@ -35,7 +35,8 @@ def report(
     *,
     outliers: Mapping[str, Iterable[Any]] | None = None,
     train: Features | Iterable[Any] | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    classes: Sequence[str] | None = None,
     title: str | None = None,
     progress: bool | None = None,
 ) -> Path:
@@ -51,7 +52,9 @@ def report(
         outliers: inputs that should be noticed, by name.
         train: training data, or features of them that `detector.extract` gave, to show the nearest of them. Pictures of
             them are then in the page.
-        names: what to call the inputs of `loader`, in its order.
+        names: what to call the inputs of `loader`, in its order; or such names of any set, with those of `loader` under
+            "in distribution".
+        classes: what to call the classes, in the network's order.
         title: of the page.
         progress: show progress bars; None shows them on a terminal.
 
@@ -80,15 +83,15 @@ def report(
     near = None if pixels or train is None else (layers or detector.layers)[-1]
     if near is not None and isinstance(train, Features):
         train.require([near], {near: fitted.head.reductions[near]})
+    called = {KNOWN: names} if isinstance(names, Sequence) else names or {}
     with replacing(path) as file, bars(detector.progress if progress is None else progress):
         keep = KEEP_MAPS if pixels else KEEP
         sets: list[Scored] = []
         for name, some in ((KNOWN, loader), *(outliers or {}).items()):
             sets.append(Scored(str(name), detector, keep, near).read(some))
-            if names is not None and len(names) != sets[0].count:
-                raise ValueError(
-                    f"names has {len(names):,} entries, but the loader gave {sets[0].count:,} inputs: give one each."
-                )
+            given, count = len(called.get(name, ())), sets[-1].count
+            if name in called and given != count:
+                raise ValueError(f"names has {given:,} entries, but the loader gave {count:,} inputs: give one each.")
         near = near if all(example.z is not None for example in sets[0].examples["surprising"]) else None
         what = "images" if pixels else "inputs"
         found, charts, threshold = alarms.views(detector, sets), dict[str, Any](), fitted.threshold
@@ -105,7 +108,7 @@ def report(
             "what": what,
             "key": _key(found[0], sets, threshold, what),
             "fitted": sections.fitted(detector, sets[0], what),
-            "inputs": sections.inputs(detector, sets, names, train, near),
+            "inputs": sections.inputs(detector, sets, called, classes, train, near),
             "version": __version__,
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
@@ -120,7 +123,7 @@ def _key(view: alarms.View, sets: list[Scored], threshold: float | None, what: s
     if rates:
         rate, at = rates[view.start(threshold)]
         told = [f"like the training data raise a false alarm, where {percent(rate)} are accepted"]
-        told += [f"“{s.name}” are caught at that" for s in sets[1:]]
+        told += [f"“{s.name}” are caught at that rate" for s in sets[1:]]
         for s, count, text in zip(sets, view.above(at), told, strict=True):
             cards.append((percent(count / s.count), f"of {s.count:,} {what} {text}"))
     if "correct" in first:

@@ -30,7 +30,7 @@ WORDS = {
 }
 TITLES = {
     "surprising": ("Most surprising", "Look at these first: they are rare, damaged, mislabelled, or out of place."),
-    "ambiguous": ("Most ambiguous", "The network knows such inputs, and yet they lie between answers."),
+    "ambiguous": ("Most ambiguous", "Several answers fit them, as far as the network can tell."),
     "familiar": ("Most familiar", "What the training data are full of."),
 }
 
@@ -129,7 +129,12 @@ def p_values(scored: Scored, n: int, what: str, charts: dict[str, Any]) -> Block
 
 
 def inputs(
-    detector: Detector, sets: Sequence[Scored], names: Sequence[str] | None, train: Any, near: str | None
+    detector: Detector,
+    sets: Sequence[Scored],
+    names: Mapping[str, Sequence[str]],
+    classes: Sequence[str] | None,
+    train: Any,
+    near: str | None,
 ) -> Html:
     """The inputs at the ends of the scores; of outliers, those that look most familiar."""
     groups = [(sets[0], kind, *TITLES[kind]) for kind in KINDS if sets[0].examples[kind]]
@@ -145,7 +150,7 @@ def inputs(
     if train is not None and near is not None:
         close = nearest(detector, train, near, shown)
         text = f"The nearest training inputs are those whose vectors of “{near}” are closest, by Euclidean distance."
-        parts.append(tag("p", text, " They are numbered in the order of the data given as train=."))
+        parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
     elif train is not None:
         parts.append(
             tag(
@@ -158,21 +163,27 @@ def inputs(
     side = int(math.sqrt(ROOM / 3 / max(1, len(shown) * panels)))
     side = min(160 if detector.pixels is not None else 64, max(24, side))
     for scored, kind, title, text in groups:
-        own = names if scored is sets[0] else None
+        own, of = names.get(scored.name), f" ({scored.name})" * (scored is sets[0])
         parts += [tag("h3", title), tag("p", text)]
-        parts.append(_examples(detector, scored.examples[kind], own, close, side, f"{title} ({scored.name})"))
+        parts.append(_examples(detector, scored.examples[kind], own, classes, close, side, title + of))
     return joined(*parts)
 
 
 def _examples(
-    detector: Detector, examples: list[Example], names: Any, close: dict[int, list[Near]], side: int, title: str
+    detector: Detector,
+    examples: list[Example],
+    names: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    close: dict[int, list[Near]],
+    side: int,
+    title: str,
 ) -> Html:
     """Inputs as pictures, or as rows of a table."""
     pictures = all(example.input is not None and example.input.dim() == 3 for example in examples)
     rows, items = [], []
     for example in examples:
         called = f"number {example.place:,}" if names is None else str(names[example.place])
-        facts, nearby = _facts(detector, example), close.get(id(example), [])
+        facts, nearby = _facts(detector, example, classes), close.get(id(example), [])
         x, small = example.input, [one for one in nearby if one[2] is not None and one[2].dim() == 3]
         if nearby:
             words = [f"number {i:,} ({number(d)} away)" for d, i, _ in nearby]
@@ -192,24 +203,27 @@ def _examples(
     return table(title, ["input", *facts], rows)
 
 
-def _facts(detector: Detector, example: Example) -> dict[str, str]:
+def _facts(detector: Detector, example: Example, classes: Sequence[str] | None) -> dict[str, str]:
     """What is told of an input, in words."""
     u, found = example.u, dict[str, str]()
     if detector.pixels is None:
-        found["predicted"] = _value(u.prediction[0])
+        found["predicted"] = _value(u.prediction[0], classes)
         if example.label is not None:
-            found["label"] = _value(example.label)
+            found["label"] = _value(example.label, classes)
     found["score"] = f"{number(example.score)}\u00a0{detector.unit}"
     if example.p_value is not None:
         found["p-value"] = f"{example.p_value:.3f}"
     if detector.pixels is None and u.aleatoric is not None:
         found["aleatoric"] = f"{number(float(u.aleatoric[0]))}\u00a0nats"
     if detector.pixels is None and any(some.part is not None for some in u.layers.values()):
-        found["mostly due to"] = u.why()[0]
+        name = u.why()[0]
+        found["mostly due to"] = name if detector.terms[name].layer is None else f"layer {name}"
     return found
 
 
-def _value(value: Tensor) -> str:
+def _value(value: Tensor, classes: Sequence[str] | None) -> str:
+    if classes and value.numel() == 1 and not value.is_floating_point() and 0 <= int(value) < len(classes):
+        return classes[int(value)]
     return ", ".join(map(number, value.reshape(-1)[:SHOWN].tolist()))
 
 

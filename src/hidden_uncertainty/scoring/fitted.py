@@ -57,7 +57,7 @@ class Fitted:
         if sum(size for size, _ in sizes) < FEWEST:
             note(
                 f"{sum(size for _, size in sizes):,} unseen inputs are too few to learn from how layers are combined: "
-                "that is learnt from training data. Some hundred would do."
+                f"that is learnt from training data. About {round(FEWEST / TO_LEARN)} would do."
             )
             return self, unseen
         every = crew.to_first(None if own is None or crew.size == 1 else own.plain())

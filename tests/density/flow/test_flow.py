@@ -114,7 +114,7 @@ def test_a_thin_manifold(caplog: pytest.LogCaptureFixture) -> None:
     z = torch.stack([t, torch.sin(3 * t), t.square()], dim=1) @ lift
     caplog.set_level("INFO", logger="hidden_uncertainty")
     density = small(hidden=(16,), learning_rate=3e-3, patience=10).fit(z[:300], t[:300])
-    assert caplog.messages == ["3 of 20 directions kept: 2 dead, 15 collinear with them"]
+    assert caplog.messages == ["3 of 20 directions kept: 2 never vary, 15 collinear with them"]
     on = density.log_prob(z[300:], t[300:]).diagonal()
     assert on.isfinite().all()
     assert float(on.median()) > density.log_prob(z[300:], t[300:].flip(0)).diagonal().median() + 5

@@ -141,7 +141,7 @@ def test_dead_and_collinear_units(caplog: pytest.LogCaptureFixture) -> None:
     wide = torch.cat([z, z[:, :2] - z[:, 2:], torch.zeros(400, 3)], dim=1)
     caplog.set_level("INFO", logger="hidden_uncertainty")
     density, plain = JointMixture(3).fit(wide, y), JointMixture(3).fit(z, y)
-    assert caplog.messages == ["4 of 9 directions kept: 3 dead, 2 collinear with them"]
+    assert caplog.messages == ["4 of 9 directions kept: 3 never vary, 2 collinear with them"]
     assert density.log_prob(wide, y[:50]).isfinite().all()
     # A unit that wakes up is surprising, and one that no longer is the difference of two others.
     for column in (4, 8):
