@@ -114,7 +114,8 @@ def _settings(sizes: dict[str, Any], epochs: int) -> dict[str, Any]:
         "ensemble": f"{MEMBERS} networks: mean variance, and variance of means",
         "mc-dropout": f"{SAMPLES} samples of a network trained with dropout {DROPOUT}: as the ensemble",
         "gaussian-process": f"default kernel, likewise at most {MOST_ROWS:,} rows; its noise is constant",
-        "intervals": f"split conformal, asked to cover {COVERAGE}. Their scale is the expected error of latent methods "
-        "and the root of aleatoric plus epistemic variance of the others; plain has none",
+        "intervals": f"split conformal, asked to cover {COVERAGE}. Their scale is the root of the variance "
+        "that the network predicts, also for latent methods, and of aleatoric plus epistemic variance for the others; "
+        "plain has none",
         "error": "|y - prediction|, of each method's own prediction",
     }
