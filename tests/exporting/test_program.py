@@ -16,7 +16,9 @@ from export_nets import build
 from hidden_uncertainty import ConditionalFlow, Density, GaussianMixture, LatentDensity, baselines, export
 from hidden_uncertainty.exporting import program as made
 
-CASES = ["convolutions default", "convolutions paper", "texts default", "numbers paper", "pixels paper"]
+CASES = [
+    f"{kind} {setting}" for kind in ("convolutions", "texts", "numbers", "pixels") for setting in ("default", "paper")
+]
 
 
 @pytest.fixture(scope="module")
