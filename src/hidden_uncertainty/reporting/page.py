@@ -110,7 +110,7 @@ def report(
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
         data = {**alarms.interactive(found, sets, threshold), "charts": charts, "unit": what}
-        file.write(_page(values, blocks, data).encode())
+        file.write(_page(values, blocks, data).encode(errors="replace"))  # names of files may be no UTF-8
     return Path(path)
 
 
