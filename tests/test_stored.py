@@ -302,6 +302,6 @@ def test_what_could_not_be_loaded_is_not_saved(way, tmp_path):
 
     odd = Odd(height=2) if way == "options" else Odd()
     detector = LatentDensity(_network(2), "0", odd, task="classification").fit([X])
-    with pytest.raises(ValueError, match="could not be loaded: (Odd has no buffer 'found'|an argument of a class)"):
+    with pytest.raises(ValueError, match=r"could not be loaded: (Odd has no buffer 'found'|an argument of a class)"):
         detector.save(tmp_path / "detector")
     assert not any(tmp_path.iterdir())
