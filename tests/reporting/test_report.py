@@ -315,14 +315,15 @@ def test_labels_that_are_missing(tmp_path: Path) -> None:
     detector = NearestNeighbours(model, "0", task="regression").fit([(x[:200], y[:200])], [(x[200:300], y[200:300])])
     known, y = y[320:].clone(), y.clone()
     y[300:320] = float("nan")
+    odd, called = {"\u202e": [x]}, ["\udcff\u2066"] * 400  # no UTF-8, and what turns text round
     pages = [
-        Page(report(detector, [(x[start:], y[start:])], tmp_path / "report.html", names=["\udcff"] * (400 - start)))
+        Page(report(detector, [(x[start:], y[start:])], tmp_path / "report.html", outliers=odd, names=called[start:]))
         for start in (300, 320)
     ]
     assert pages[0].rows("Intervals of") == pages[1].rows("Intervals of")
     error = f"{float((model(x[320:]).detach() - known).square().mean().sqrt()):.3g} root mean squared error"
     assert error in pages[0].text and error in pages[1].text
-    assert set(pages[0].rows("Most surprising")) == {"input", "?"}
+    assert set(pages[0].rows("Most surprising")) == {"input", "?\ufffd"} and pages[0].data["sets"][1] == "\ufffd"
     page = Page(report(detector, [x[300:350], (x[350:], y[350:])], tmp_path / "report.html"))
     assert {len(row) for row in page.tables["Most surprising (in distribution)"]} == {5}
     page = Page(report(detector, [(x[:50] * float("nan"), y[:50])], tmp_path / "report.html"))
