@@ -286,3 +286,22 @@ def test_arguments_that_are_no_attributes_are_named():
 
     with pytest.raises(NotImplementedError, match="Forgetful cannot be saved: it needs an attribute 'height'"):
         Forgetful().config()
+
+
+@pytest.mark.parametrize("way", ["options", "late"])
+def test_what_could_not_be_loaded_is_not_saved(way, tmp_path):
+    class Odd(OneForAll):
+        def __init__(self, **options) -> None:
+            super().__init__()
+            self.options = options
+
+        def _fit(self, z, y):
+            if way == "late":
+                self.register_buffer("found", z.mean(0))
+            return super()._fit(z, y)
+
+    odd = Odd(height=2) if way == "options" else Odd()
+    detector = LatentDensity(_network(2), "0", odd, task="classification").fit([X])
+    with pytest.raises(ValueError, match=r"could not be loaded: (Odd has no buffer 'found'|an argument of a class)"):
+        detector.save(tmp_path / "detector")
+    assert not any(tmp_path.iterdir())

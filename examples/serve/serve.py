@@ -171,7 +171,10 @@ def _read_npy(body: bytes) -> np.ndarray:
     if size != left:
         raise refusal(400, f"the .npy has {left} bytes of numbers, its header says {size}: is it cut short?")
     file.seek(0)
-    return np.load(file, allow_pickle=False)
+    try:
+        return np.load(file, allow_pickle=False)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise refusal(400, f"the .npy holds numbers of shape {shape}, which no array has.") from error
 
 
 def lines(found: Mapping[str, np.ndarray]) -> str:

@@ -25,6 +25,8 @@ from typer.testing import CliRunner, Result
 import hidden_uncertainty
 from hidden_uncertainty import LatentDensity
 from hidden_uncertainty.cli.app import app
+from hidden_uncertainty.cli.data import read
+from hidden_uncertainty.cli.given import Given
 from pages import FENCE, NUMBER
 
 from .shapes import CLASSES, PAGE, draw, make, save
@@ -224,6 +226,45 @@ def test_images_that_are_not_as_expected(place: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
         assert "decompression bomb" in error(*SCORE, "--data", "odd/5.png")
+
+
+def test_links_to_folders_are_read_once(place: Path) -> None:
+    Path("links").mkdir()
+    inside = {"bar": "../photos/train/bar", "disc": "../photos/train/disc", "loop": ".", "twice": "bar"}
+    for name, target in inside.items():
+        Path("links", name).symlink_to(target, target_is_directory=True)
+    os.link("photos/new/0000.png", b"links/\xff.png")
+    assert call(*SCORE, "--data", "links", "--out", "links.parquet").exit_code == 0
+    found = [name.partition("/")[0] for name in pandas.read_parquet("links.parquet")["input"]]
+    assert {name: found.count(name) for name in found} == {"bar": 120, "disc": 120, "?.png": 1}
+
+
+def test_what_is_read_is_not_replaced(place: Path) -> None:
+    Path("same.pt").symlink_to("net.pt")
+    before = Path("net.pt").read_bytes()
+    assert "--out names the file that --weights names" in error(
+        *fit("photos/train", "photos/unseen"), "--out", "same.pt"
+    )
+    assert Path("net.pt").read_bytes() == before
+
+
+def test_what_a_network_prints_is_no_row(place: Path) -> None:
+    code = "import net\ndef network():\n    print('made')\n    made = net.network()\n"
+    code += "    made.register_forward_hook(lambda *_: print('loud'))\n    return made\n"
+    Path("loud.py").write_text(code, encoding="utf-8")
+    result = call(*SCORE, "--data", "photos/new/0000.png", "--model", "loud.py:network")
+    assert len(table(result.stdout)) == 1 and "made\nloud" in result.stderr
+
+
+def test_classes_may_be_called_by_numbers(place: Path) -> None:
+    model, lines = nn.Linear(1, 3), [f"{i % 3},{i % 3 + 1}" for i in range(9)]
+    Path("numbers.csv").write_text("\n".join(["x,y", *lines]), encoding="utf-8")
+    given = Given(model="", data="", label=["y"], classes=["1", "2", "3"], columns=None, batch=9)
+    assert next(iter(read(given, "numbers.csv", model)))[1].tolist() == [0, 1, 2] * 3
+    given.label, given.columns, given.classes = ["y", "z"], ["x"], None
+    Path("words.csv").write_text("x,y,z\n1,a,b\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="needs a number in each of the columns y, z"):
+        read(given, "words.csv", model, fitting=True)
 
 
 class Runs:

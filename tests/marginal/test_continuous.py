@@ -276,7 +276,8 @@ def test_missing_values_are_missing_after(case: tuple) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"points": 2}, "points must be a whole number of at least 3, or None, not 2"),
+        ({"points": 2}, "points must be a whole number from 3 to 1,000,000, or None, not 2"),
+        ({"points": 10**18}, "points must be a whole number from 3 to 1,000,000, or None, not 1000"),
         ({"points": 10.0}, r"not 10\.0"),
         ({"low": 1.0, "high": 1.0}, r"low must be below high, but low=1\.0 and high=1\.0"),
         ({"low": math.nan}, "low must be a finite number or None, not nan"),

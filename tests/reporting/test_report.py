@@ -316,6 +316,37 @@ def test_the_rate_that_was_asked_for_is_shown(tmp_path: Path) -> None:
     assert "where 5.0 % are accepted" in page.text
 
 
+def test_labels_that_are_missing(tmp_path: Path) -> None:
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(4, 1))
+    y = model(x).detach() + 0.3 * torch.randn(400, 1)
+    detector = NearestNeighbours(model, "0", task="regression").fit([(x[:200], y[:200])], [(x[200:300], y[200:300])])
+    known, y = y[320:].clone(), y.clone()
+    y[300:320] = float("nan")
+    odd, called = {"\u202e": [x]}, ["\udcff\u2066"] * 400  # no UTF-8, and what turns text round
+    pages = [
+        Page(report(detector, [(x[start:], y[start:])], tmp_path / "report.html", outliers=odd, names=called[start:]))
+        for start in (300, 320)
+    ]
+    assert pages[0].rows("Intervals of") == pages[1].rows("Intervals of")
+    error = f"{float((model(x[320:]).detach() - known).square().mean().sqrt()):.3g} root mean squared error"
+    assert error in pages[0].text and error in pages[1].text
+    assert set(pages[0].rows("Most surprising")) == {"input", "?\ufffd"} and pages[0].data["sets"][1] == "\ufffd"
+    page = Page(report(detector, [x[300:350], (x[350:], y[350:])], tmp_path / "report.html"))
+    assert {len(row) for row in page.tables["Most surprising (in distribution)"]} == {5}
+    page = Page(report(detector, [(x[:50] * float("nan"), y[:50])], tmp_path / "report.html"))
+    assert "This part needs labels" in page.text
+
+
+def test_scores_far_from_zero_keep_their_bars(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    detector = Energy(model, task="classification").fit([])
+    for bias, x in ((50_000, torch.randn(100, 4)), (3e12, torch.zeros(100, 4))):
+        nn.init.constant_(model.bias, bias)
+        (chart,) = (view["scores"] for view in Page(report(detector, [x], tmp_path / "far.html")).data["views"])
+        assert len({*chart["series"][0][2]}) == 49, "48 bars"
+
+
 def test_bad_calls_leave_the_old_page(known: dict[str, Any], tmp_path: Path) -> None:
     detector, x, file = known["detector"], known["data"].test.images, tmp_path / "report.html"
     file.write_text("old")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +74,7 @@ def read(given: Given, source: str, model: nn.Module, *, fitting: bool = False) 
 
 
 def _images(given: Given, root: Path, fitting: bool) -> Data:
-    found = sorted(root.rglob("*")) if root.is_dir() else [root]
+    found = sorted(_below(root)) if root.is_dir() else [root]
     files = [file for file in found if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
     if not files:
         raise ValueError(f"there is no image in '{root}': expected files ending in {', '.join(sorted(SUFFIXES))}.")
@@ -96,6 +98,19 @@ def _images(given: Given, root: Path, fitting: bool) -> Data:
             warn(f"{len(broken)} of {len(files)} files cannot be read and are left out: {', '.join(broken[:5])}")
 
     return Data(batches, len(_parts(len(files), given.batch)), classes)
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """All files of a folder, also through links to folders, each of which is read once."""
+    seen = {os.path.realpath(root)}
+    for folder, inner, names in os.walk(root, followlinks=True):
+        yield from (Path(folder, name) for name in names)
+        places = {name: os.path.join(folder, name) for name in inner}
+        inner.clear()
+        for name in sorted(places, key=lambda name: (os.path.islink(places[name]), name)):
+            if (real := os.path.realpath(places[name])) not in seen:
+                seen.add(real)
+                inner.append(name)
 
 
 def _image(given: Given, file: Path, broken: list[str]) -> np.ndarray | None:
@@ -144,7 +159,8 @@ def _csv(given: Given, path: Path, fitting: bool) -> Data:
         header = [name.strip() for name in next(lines, [])]
         wanted = [name for name in given.label or [] if fitting or name in header]
         columns = given.columns or [name for name in header if name not in wanted]
-        wrong = [name for name in (*columns, *wanted) if header.count(name) != 1]
+        times = Counter(header)
+        wrong = [name for name in (*columns, *wanted) if times[name] != 1]
         if wrong or not columns:
             shown = ", ".join(wrong) or "to read"
             raise ValueError(f"'{path}' has no column {shown}, or several; it has: {', '.join(header)}.")
@@ -158,12 +174,18 @@ def _csv(given: Given, path: Path, fitting: bool) -> Data:
             y.append([cells[name].strip() for name in wanted])
     classes, labels = given.classes, None
     if wanted:
+        words = [row[0] for row in y]
         try:
+            if {*words} <= {*(given.classes or ())}:
+                raise ValueError("names of classes may be numbers")
             labels = np.array(y, dtype=np.float64).reshape(len(y), len(wanted))
             labels = labels.astype(np.int64) if (labels % 1 == 0).all() else labels
             labels = labels[:, 0] if len(wanted) == 1 else labels
-        except ValueError:  # words
-            classes, labels = _labels(given, [row[0] for row in y], f"'{path}'", fitting)
+        except ValueError:
+            if len(wanted) == 1:
+                classes, labels = _labels(given, words, f"'{path}'", fitting)
+            elif fitting:
+                raise ValueError(f"'{path}' needs a number in each of the columns {', '.join(wanted)}.") from None
     return replace(_arrays(given, path, np.array(x), labels), classes=classes, columns=columns)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 else:
     Listed = str | None
 
+INPUTS = ("data", "weights", "detector", "unseen", "train")  # which no command replaces
 NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training runs keep weights
 
 
@@ -97,6 +98,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         prepare()
         given = Given(**{one.name: options.pop(one.name) for one in shared})
         with plainly(given.debug):
+            every = vars(given) | options
+            for name in INPUTS if every.get("out") else ():
+                if every.get(name) and Path(every[name]).expanduser().resolve() == every["out"].resolve():
+                    raise ValueError(f"--out names the file that --{name} names, which would be lost: choose another.")
             function(given, **options)
 
     every = [*shared[:3], *own, *shared[3:]]

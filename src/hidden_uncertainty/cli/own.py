@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -121,14 +123,16 @@ def score(
 
     if out is not None and out.suffix not in FORMATS:
         raise typer.BadParameter(f"{str(out)!r} must end in one of {', '.join(FORMATS)}.", param_hint="--out")
-    loaded = _load(given, detector)
-    if false_alarm is not None:
-        loaded.threshold(false_alarm)
-    data = read(given, given.data, loaded.model)
-    if data.shuffled:
-        raise ValueError(f"{given.data} shuffles, so rows would not say what they are about: give shuffle=False.")
-    data.example(loaded.model)
-    surprising = write_scores(loaded, data, given.classes, out)
+    target = out or sys.stdout
+    with redirect_stdout(sys.stderr):  # what a network prints is no row
+        loaded = _load(given, detector)
+        if false_alarm is not None:
+            loaded.threshold(false_alarm)
+        data = read(given, given.data, loaded.model)
+        if data.shuffled:
+            raise ValueError(f"{given.data} shuffles, so rows would not say what they are about: give shuffle=False.")
+        data.example(loaded.model)
+        surprising = write_scores(loaded, data, given.classes, target)
     typer.echo(f"{sum(surprising):,} of {len(surprising):,} inputs are surprising", err=True)
     if out is not None:
         typer.echo(f"written: {out}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
@@ -25,12 +24,12 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 Columns = dict[str, list[Any]]
 
 
-def score(detector: Detector, data: Data, classes: Sequence[str] | None, out: Path | None) -> list[bool]:
-    """Write scores to a file in one step, or to stdout as they come; which inputs are surprising."""
+def score(detector: Detector, data: Data, classes: Sequence[str] | None, out: Path | IO[str]) -> list[bool]:
+    """Write scores to a file in one step, or as they come to one that is open; which inputs are surprising."""
     surprising: list[bool] = []
     found = _scores(detector, data, classes, surprising)
-    if out is None:
-        _csv(found, sys.stdout)
+    if not isinstance(out, Path):
+        _csv(found, out)
         return surprising
     with replacing(out) as file:
         if out.suffix == ".parquet":
@@ -39,7 +38,8 @@ def score(detector: Detector, data: Data, classes: Sequence[str] | None, out: Pa
                 import pyarrow  # noqa: F401
             except ImportError as error:
                 raise ImportError("parquet files need: pip install 'hidden-uncertainty[parquet]'.") from error
-            pandas.concat([*map(pandas.DataFrame, found)]).to_parquet(file, index=False)
+            known = ({name: [*map(_utf8, cells)] for name, cells in columns.items()} for columns in found)
+            pandas.concat([*map(pandas.DataFrame, known)]).to_parquet(file, index=False)
         else:
             text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
             (_csv if out.suffix == ".csv" else _lines)(found, text)
@@ -61,6 +61,10 @@ def _scores(detector: Detector, data: Data, classes: Sequence[str] | None, surpr
                     columns["class"] = [classes[k] if k < len(classes) else "" for k in columns[name]]
         surprising += columns.get("surprising", [False] * len(u))
         yield columns
+
+
+def _utf8(cell: Any) -> Any:
+    return cell.encode(errors="replace").decode() if isinstance(cell, str) else cell
 
 
 def _csv(found: Iterable[Columns], file: IO[str]) -> None:

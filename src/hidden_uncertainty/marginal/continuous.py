@@ -77,8 +77,8 @@ class Continuous(Marginal):
     def __init__(self, *, points: int | None = None, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
         self.points = points = plain(points)
-        if points is not None and (not isinstance(points, int) or isinstance(points, bool) or points < 3):
-            raise ValueError(f"points must be a whole number of at least 3, or None, not {points!r}.")
+        if points is not None and (type(points) is not int or not 3 <= points <= 10**6):  # a file may say any number
+            raise ValueError(f"points must be a whole number from 3 to 1,000,000, or None, not {points!r}.")
         for name, value in (("low", low), ("high", high)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number or None, not {value}.")

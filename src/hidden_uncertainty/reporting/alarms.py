@@ -78,12 +78,12 @@ def evenly(count: int, most: int = DOTS) -> Tensor:
 
 
 def series(name: str, kind: str, x: Tensor | Sequence[float], y: Tensor | Sequence[float]) -> Series:
-    """What a chart draws, in numbers of five digits; a line has at most `POINTS` points."""
+    """What a chart draws, in numbers of eight digits; a line has at most `POINTS` points."""
     x, y = (torch.as_tensor(part, dtype=torch.float64, device="cpu") for part in (x, y))
     if kind in ("line", "dashed"):
         x, y = x[evenly(len(x), POINTS)], y[evenly(len(y), POINTS)]
-    x5, y5 = ([float(f"{value:.5g}") for value in part.tolist()] for part in (x, y))
-    return name, kind, x5, y5
+    x8, y8 = ([float(f"{value:.8g}") for value in part.tolist()] for part in (x, y))
+    return name, kind, x8, y8
 
 
 def histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
@@ -92,9 +92,8 @@ def histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
     low, high = (float(inside[0]), float(inside[-1 - len(inside) // 200])) if len(inside) else (0.0, 1.0)
     reach = 1.5 * (high - low) or 1.0  # far outliers would press all others into one bar
     ends = [(float(some[0]), float(some[-1 - len(some) // 30])) for some in outside if len(some)]
-    high = max(
-        high, *(min(high + reach, end) for _, end in ends), *(at for _, at in view.rates(RATES)[4:5]), low + 1e-6
-    )
+    high = max(high, *(min(high + reach, end) for _, end in ends), *(at for _, at in view.rates(RATES)[4:5]), low)
+    high = max(high, low + 1e-5 * max(1.0, abs(low)))
     low = min(low, *(max(low - reach, end) for end, _ in ends), low)
     edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64, device="cpu")
     shares = [torch.histogram(some.double().clamp(low, high), edges).hist / len(some) for some in view.scores]

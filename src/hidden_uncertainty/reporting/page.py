@@ -26,6 +26,7 @@ from .scored import Scored
 KEEP, KEEP_MAPS = 6, 3  # inputs of each kind that are shown
 DARK = ("#5AB4F0", "#FF8F45", "#2FC99B", "#E7A2CC", "#9AD3F5", "#F2B632", "#E8E8E8")  # COLOURS on a dark page
 KNOWN = "in distribution"
+TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd")  # the direction of text
 
 
 def report(
@@ -113,7 +114,8 @@ def report(
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
         data = {**alarms.interactive(found, sets, threshold), "charts": charts, "unit": what}
-        file.write(_page(values, blocks, data).encode())
+        # Names may be no UTF-8, or turn round what stands after them, numbers included.
+        file.write(_page(values, blocks, data).translate(TURNING).encode(errors="replace"))
     return Path(path)
 
 
@@ -148,6 +150,8 @@ def _page(values: Mapping[str, Any], blocks: Mapping[str, Block], data: Mapping[
         "colours": " ".join(
             f"--c{i}: light-dark({pair[0]}, {pair[1]});" for i, pair in enumerate(zip(COLOURS, DARK, strict=True))
         ),
-        "data": Html(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
+        "data": Html(
+            json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+        ),
     }
     return fill(template, {**values, **own}, blocks)

@@ -71,8 +71,10 @@ class Scored:
             self._add(batch.to("cpu"), self.detector._result(reading, fitted).cpu(), z)
         if not self.count:
             raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
-        if not self.labelled:
+        if not self.labelled or not any(map(len, self.parts["by epistemic"])):
             self.parts = {name: part for name, part in self.parts.items() if name.startswith(("score ", "p_", "amb"))}
+        if not self.labelled:
+            self.examples = {kind: [one._replace(label=None) for one in some] for kind, some in self.examples.items()}
         return self
 
     def _add(self, batch: Batch, u: Uncertainty, z: Tensor | None) -> None:
@@ -174,6 +176,8 @@ def _errors(
     if several:
         found = {name: values.double().norm(dim=1) if values.dim() == 2 else values for name, values in found.items()}
     drawn = u.epistemic.isfinite()  # else the network gave no usable numbers
+    if numbers:
+        drawn = drawn & found["error"].isfinite()  # else the label is missing
     if valid is not None:
         drawn &= valid
         for one in drawn.flatten(1):
@@ -191,6 +195,6 @@ def _errors(
                 beyond = (~inside & valid).flatten(1).sum(1) / valid.flatten(1).sum(1)
                 found[f"held {share}"] = beyond <= detector.pixels.share
             else:
-                found[f"held {share}"] = inside.reshape(len(u), -1).all(1)
+                found[f"held {share}"] = inside.reshape(len(u), -1).all(1)[label.isfinite().reshape(len(u), -1).all(1)]
             found[f"width {share}"] = (high - low).reshape(len(u), -1).mean(1)
     return found

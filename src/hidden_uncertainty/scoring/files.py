@@ -39,7 +39,14 @@ def save(detector: Any, fitted: Fitted, path: str | PathLike[str]) -> None:
         "pixels": None if detector.pixels is None else detector.pixels.config(),
         "seed": detector.seed,
     }
-    io.write(path, header, {**fitted.head.state_dict(), "weights": weights(detector.model)})
+    state = fitted.head.state_dict()
+    try:
+        with Unallocated(len(state)):
+            again = type(fitted.head).from_config(header["head"]).config()
+        io.expect(again == header["head"], "an argument of a class of your own is not the attribute of its name")
+    except io.WRONG as error:
+        raise ValueError(f"the detector cannot be saved, as it could not be loaded: {error}.") from error
+    io.write(path, header, {**state, "weights": weights(detector.model)})
 
 
 def load(
