@@ -214,10 +214,13 @@ async function update() {
   $("hint").hidden = strokes.length > 0;
   if (busy) return void (again = true);
   busy = true;
-  const image = toImage(strokes)?.map((value, i) => value + drawing.noise * noise[i]);
-  paintSeen(image);
-  show(image ? (await judge([image]))[0] : null);
-  busy = false;
+  try {
+    const image = toImage(strokes)?.map((value, i) => value + drawing.noise * noise[i]);
+    paintSeen(image);
+    show(image ? (await judge([image]))[0] : null);
+  } finally {
+    busy = false;
+  }
   if (again) {
     again = false;
     await update();
