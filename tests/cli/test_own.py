@@ -208,6 +208,7 @@ def test_images_that_are_not_as_expected(place: Path) -> None:
     rows = table(call(*SCORE, "--data", "odd").stdout)
     assert [row["input"] for row in rows] == ["2.png", 'ü/子,"1".png']
     assert "'odd' has inputs of 'no class'" in error(*fit("odd", "photos/unseen"))
+    assert "is no size of an image" in error(*SCORE, "--data", "odd", "--size", "10000000", "10000000")
     (odd / "3.png").write_bytes((odd / "2.png").read_bytes()[:90])
     assert "3.png' cannot be read" in error(*SCORE, "--data", "odd", "--out", "never.csv")
     line, result = warned(*SCORE, "--data", "odd", "--skip-broken")

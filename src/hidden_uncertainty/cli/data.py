@@ -23,6 +23,7 @@ from .given import Given, make
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 LABELS = ("y", "label", "labels")
+MOST = 1 << 26  # pixels that an image is resized to
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,10 @@ def _image(given: Given, file: Path, broken: list[str]) -> np.ndarray | None:
         broken.append(file.name)
         return None
     if given.size is not None:
-        image = image.resize((given.size[1], given.size[0]), Image.Resampling.BILINEAR)
+        height, width = given.size
+        if min(height, width) < 1 or height * width > MOST:
+            raise ValueError(f"--size {height} {width} is no size of an image: give at most {MOST:,} pixels.")
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1) / 255
     scaled = (pixels - np.float32(given.mean or 0)) / np.float32(given.std or 1)
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))
