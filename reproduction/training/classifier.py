@@ -31,6 +31,7 @@ class ClassifierRecipe:
         weight_decay: of all weights.
         warm_up: share of the steps in which the learning rate rises from zero.
         augment: crop and flip images at random.
+        bfloat16: take products in bfloat16 on the CPU as well.
     """
 
     epochs: int = 100
@@ -40,6 +41,7 @@ class ClassifierRecipe:
     weight_decay: float = 5e-4
     warm_up: float = 0.0
     augment: bool = True
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         if min(self.epochs, self.batch_size) < 1 or not 0 <= self.warm_up < 1:
@@ -132,7 +134,7 @@ def _train(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: Classifie
                 x = inputs[rows]
                 if x.dtype == torch.uint8:
                     x = (augmented(x, random) if recipe.augment else x).float() / 255
-                with torch.autocast(device.type, torch.bfloat16, enabled=gpu):
+                with torch.autocast(device.type, torch.bfloat16, enabled=gpu or recipe.bfloat16):
                     loss = F.cross_entropy(network(x).float(), labels[rows])
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()

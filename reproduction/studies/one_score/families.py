@@ -169,6 +169,20 @@ FAMILIES: dict[str, Family] = {
     "resnet18-cifar10": Family(
         "CIFAR10, ResNet-18", f"ResNet-18, {large.SGD}", "development", True, partial(_large, large.resnet18_cifar10)
     ),
+    "public-cifar10": Family(
+        "CIFAR10, public",
+        "residual networks of 20, 32 and 44 layers, trained by github.com/akamaster/pytorch_resnet_cifar10",
+        "development",
+        False,
+        partial(_large, large.public_cifar10),
+    ),
+    "narrow-cifar100": Family(
+        "CIFAR100, narrow ResNet-18",
+        f"ResNet-18 with 16 to 128 channels, {large.SGD_SHORT}",
+        "test",
+        False,
+        partial(_large, large.narrow_cifar100),
+    ),
     "resnet18-cifar100": Family(
         "CIFAR100, ResNet-18", f"ResNet-18, {large.SGD}", "test", True, partial(_large, large.resnet18_cifar100)
     ),

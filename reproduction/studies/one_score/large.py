@@ -1,4 +1,4 @@
-"""Families whose networks are larger: ResNet-18 and transformers, on photographs and on text."""
+"""Families whose networks are larger: residual networks and transformers, on photographs and on text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hidden_uncertainty import Reduce
 
 from ...datasets.images import Images, cifar10, cifar100, mnist, resized, svhn, unit
 from ...datasets.intents import clinc150
+from ...nets import public
 from ...nets.resnet18 import ResNet18
 from ...nets.transformer import TextTransformer, VisionTransformer
 from ...training.classifier import ClassifierRecipe, train_classifier
@@ -21,9 +22,11 @@ from .measure import Case
 from .near import CHANGES
 
 SGD = "SGD at 0.1 with a cosine, 100 epochs, crops and flips"  # OpenOOD's recipe
+SGD_SHORT = "SGD at 0.1 with a cosine, 30 epochs, crops and flips, in bfloat16"  # what a CPU trains in half an hour
 ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 200 epochs, crops and flips"
 ADAM_TEXT = "AdamW at 1e-3 with a cosine, 30 epochs"
 _IMAGES = ClassifierRecipe()
+_SHORT = replace(_IMAGES, epochs=30, bfloat16=True)
 _TRANSFORMER = replace(_IMAGES, epochs=200, optimiser="adamw", learning_rate=1e-3, weight_decay=0.05, warm_up=0.05)
 _TEXT = ClassifierRecipe(30, 128, "adamw", 1e-3, 0.05, warm_up=0.1, augment=False)
 _QUICK_TRAIN, _QUICK_TEST = 600, 200
@@ -36,7 +39,7 @@ class Task:
     Args:
         name: of the family.
         network: an untrained one of a seed.
-        recipe: how it is trained.
+        recipe: how it is trained; None for a network that is trained already.
         train: inputs and labels; images are bytes.
         test: inputs and labels, in the scale of the network.
         unknown: inputs by set, in the scale of the network.
@@ -46,7 +49,7 @@ class Task:
 
     name: str
     network: Callable[[int], nn.Module]
-    recipe: ClassifierRecipe
+    recipe: ClassifierRecipe | None
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     unknown: Mapping[str, Tensor]
@@ -58,7 +61,9 @@ class Task:
         path = None if folder is None else Path(folder) / f"{self.name}-{seed}.safetensors"
         x, y = (part.to(device) for part in self.train)
         about = {"data": self.digests[next(iter(self.digests))], "inputs": str(len(x))}
-        network = train_classifier(self.network(seed), x, y, self.recipe, seed=seed, path=path, about=about)
+        network = self.network(seed).to(device)
+        if self.recipe is not None:
+            train_classifier(network, x, y, self.recipe, seed=seed, path=path, about=about)
         unknown = {name: part.to(device) for name, part in self.unknown.items()}
         test = (self.test[0].to(device), self.test[1].to(device))
         inputs = unit(x) if x.dtype == torch.uint8 else x
@@ -74,6 +79,19 @@ def resnet18_cifar10(quick: bool) -> Task:
 def resnet18_cifar100(quick: bool) -> Task:
     """ResNet-18 on CIFAR100, with CIFAR10 near to it, and SVHN and MNIST far from it."""
     return _photographs("resnet18-cifar100", quick, 100, _residual)
+
+
+def narrow_cifar100(quick: bool) -> Task:
+    """A ResNet-18 with a quarter of the channels on CIFAR100, and the same unknown sets."""
+    task = _photographs("narrow-cifar100", quick, 100, _narrow)
+    return replace(task, recipe=_short(_SHORT, quick))
+
+
+def public_cifar10(quick: bool) -> Task:
+    """Networks on CIFAR10 that others have trained, with CIFAR100 near to it, and SVHN and MNIST far from it."""
+    task = _photographs("public-cifar10", quick, 10, _public)
+    places = ("layer3",) if quick else ("layer1", "layer2", "layer3")
+    return replace(task, recipe=None, measured=dict.fromkeys(places, task.measured["layer4"]))
 
 
 def vit_cifar10(quick: bool) -> Task:
@@ -121,7 +139,7 @@ def _photographs(name: str, quick: bool, classes: int, build: Callable[..., nn.M
         return build(classes, mean, std, quick, seed)
 
     stages = ("layer4",) if quick else ("layer1", "layer2", "layer3", "layer4")
-    of_paper = stages if build is _residual else _places(2 if quick else 9)
+    of_paper = _places(2 if quick else 9) if build is _transformer else stages
     return Task(
         name,
         network,
@@ -137,6 +155,15 @@ def _photographs(name: str, quick: bool, classes: int, build: Callable[..., nn.M
 
 def _residual(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
     return ResNet18(classes, width=4 if quick else 64, mean=mean, std=std, seed=seed)
+
+
+def _narrow(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
+    return ResNet18(classes, width=4 if quick else 16, mean=mean, std=std, seed=seed)
+
+
+def _public(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
+    """The seed counts the published networks, from the shallowest."""
+    return public.load(list(public.FILES)[seed])
 
 
 def _transformer(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:

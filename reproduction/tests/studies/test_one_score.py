@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from hidden_uncertainty import GaussianMixture, Reduce
 from reproduction.__main__ import app
+from reproduction.nets import public
 from reproduction.render import render
 from reproduction.studies.layer_depth.data import Shift
 from reproduction.studies.one_score import (
@@ -220,6 +222,18 @@ def draw_queries(folder: Path, random: np.random.Generator) -> None:
     (folder / "clinc150" / "data_full.json").write_text(json.dumps(queries))
 
 
+def draw_weights(folder: Path) -> dict[int, str]:
+    """A small network under the name that its publishers would give it."""
+    torch.manual_seed(0)
+    stored = {f"module.{name}": v for name, v in public.ThinResNet(8).state_dict().items() if "standardise" not in name}
+    path = folder / public.FOLDER / "weights.th"
+    path.parent.mkdir()
+    torch.save({"state_dict": stored, "best_prec1": 0.0}, path)
+    name = f"resnet8-{sha256(path.read_bytes()).hexdigest()[:8]}.th"
+    path.rename(path.with_name(name))
+    return {8: name}
+
+
 NEAR = {"CIFAR100", "SVHN", "MNIST"}
 GREY = {"rotated", "hflip", "vflip", "OMNIGLOT", "noise"}
 CASES = {
@@ -229,6 +243,8 @@ CASES = {
     "resnet-svhn": {"CIFAR10", "STL10", *GREY} - {"OMNIGLOT"},
     "resnet-cifar10": {"SVHN", "STL10", *GREY} - {"OMNIGLOT"},
     "resnet18-cifar10": NEAR,
+    "public-cifar10": NEAR,
+    "narrow-cifar100": {"CIFAR10", "SVHN", "MNIST"},
     "resnet18-cifar100": {"CIFAR10", "SVHN", "MNIST"},
     "vit-cifar10": NEAR,
     "text-clinc150": {"out of scope"},
@@ -241,9 +257,15 @@ def test_every_family_is_tried() -> None:
 
 @pytest.mark.parametrize("family", CASES)
 def test_the_rough_version_of_each_family(
-    family: str, grey_data: Path, colour_data: Path, hasty: None, tmp_path: Path
+    family: str,
+    grey_data: Path,
+    colour_data: Path,
+    hasty: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random = np.random.default_rng(0)
+    monkeypatch.setattr(public, "FILES", draw_weights(tmp_path))
     draw_hundred(tmp_path, random)
     draw_queries(tmp_path, random)
     found = study.run(families=[family], quick=True, folder=tmp_path / "work")
@@ -257,12 +279,23 @@ def test_the_rough_version_of_each_family(
     assert bool(own["variants"]) == (families.FAMILIES[family].split == "development")
     assert "read by the layer that gives the network's output" in own["layers"][-1]
     kept = sorted((tmp_path / "work").glob("*"))
-    assert len(kept) == (family != "digits")  # which is trained in a second
+    assert len(kept) == (family not in ("digits", "public-cifar10"))  # trained in a second, or by others
     text = render({**vars(found), "command": "a", "hardware": "b"})
     assert "| **default** |" in text and all(f" → {ood} |" in text for ood in CASES[family])
     if family in ("fcnet-mnist", "text-clinc150"):  # networks are found
         again = study.run(families=[family], quick=True, folder=tmp_path / "work")
         assert again.rows == found.rows and sorted((tmp_path / "work").glob("*")) == kept
+
+
+def test_weights_that_are_not_the_published_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIDDEN_UNCERTAINTY_DATA", str(tmp_path))
+    ((depth, name),) = draw_weights(tmp_path).items()
+    monkeypatch.setattr(public, "FILES", {depth: name})
+    assert not public.load(depth).training
+    path = tmp_path / public.FOLDER / name
+    path.write_bytes(path.read_bytes() + b"0")
+    with pytest.raises(ValueError, match="is not the published file: its sha256 starts with"):
+        public.load(depth)
 
 
 def test_without_a_gpu_some_are_left_out(
@@ -299,7 +332,7 @@ def test_other_families_of_an_earlier_result_are_kept(
     accuracies = {row["train"]: row["mean"] for row in result["rows"] if row["metric"] == "accuracy"}
     assert accuracies["MNIST"] == 0.9 and accuracies["digits 0-7"] > 0.5
     text = render(result)
-    assert "Not run yet, of the test split: resnet18-cifar100, vit-cifar10, text-clinc150." in text
+    assert "Not run yet, of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10, text-clinc150." in text
     assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
 
 
@@ -388,7 +421,7 @@ def test_variants_start_from_the_default_itself(hasty: None) -> None:
 def test_test_families_name_the_commit_that_they_were_run_at() -> None:
     text = shown({"text-clinc150": [record(0, 0.9, 0.8, 0.7)]})
     assert "The test families text-clinc150 were run at commit 0123456789." in text
-    assert "of the test split: resnet18-cifar100, vit-cifar10.**" in text
+    assert "of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10.**" in text
 
 
 @pytest.fixture
