@@ -90,7 +90,7 @@ def narrow_cifar100(quick: bool) -> Task:
 def public_cifar10(quick: bool) -> Task:
     """Networks on CIFAR10 that others have trained, with CIFAR100 near to it, and SVHN and MNIST far from it."""
     task = _photographs("public-cifar10", quick, 10, _public)
-    places = ("layer3",) if quick else ("layer1", "layer2", "layer3")
+    places = ("layer3",) if quick else ("bn1", "layer1", "layer2", "layer3")
     return replace(task, recipe=None, measured=dict.fromkeys(places, task.measured["layer4"]))
 
 

@@ -68,7 +68,7 @@ def fit(
     default = LatentDensity(network, progress=False)
     default.fit(loader, calibration=list(zip(*(part.split(batch) for part in unseen), strict=True)))
     options: dict[str, Any] = {"task": "classification", "progress": False}
-    outputs = {name: kind(network, **options) for name, kind in OUTPUTS.items()}
+    outputs = {name: kind(nn.Identity(), **options) for name, kind in OUTPUTS.items()}  # these are given logits
 
     def reading(*, normalise: bool) -> dict[str, Reduce]:
         return {last.layer: Reduce(last.how, None, pool=last.pool, read=last.read, normalise=normalise)}
@@ -99,18 +99,18 @@ def fit(
     def near(x: Tensor) -> tuple[Scores, Tensor]:
         loader = x.split(batch)
         u = default.predict(loader)
-        softmax = outputs[SOFTMAX].predict(loader).epistemic
+        softmax = outputs[SOFTMAX].predict(read(plain.extract(loader))[1].split(batch)).epistemic
         return {DEFAULT: u.epistemic.cpu(), SOFTMAX: softmax.cpu(), **of_paper(loader)}, u.prediction
 
     def score(x: Tensor) -> tuple[Scores, Uncertainty]:
         loader = x.split(batch)
         u = default.predict(loader)
         scores = {DEFAULT: u.epistemic}
-        scores |= {name: detector.predict(loader).epistemic for name, detector in outputs.items()}
         some = plain.extract(loader)
+        z, logits = read(some)
+        scores |= {name: detector.predict(logits.split(batch)).epistemic for name, detector in outputs.items()}
         scores |= {name: detector.predict_features(some).epistemic for name, detector in single.items()}
         scores["Mahalanobis, unit length"] = unit.predict(loader).epistemic
-        z, logits = read(some)
         scores["ViM"] = vim(z, logits)
         scores["fDBD"] = fdbd(z, logits, head, mean)
         names = [
