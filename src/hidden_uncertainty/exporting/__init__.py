@@ -1,6 +1,5 @@
 """A detector as one graph with its network: `export` for other runtimes, `compiled` for this process."""
 
-from .compiling import Compiled, compiled
-from .program import export
+from .program import Compiled, compiled, export
 
 __all__ = ["Compiled", "compiled", "export"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from ..model.capture import device_of, find
 from ..model.tasks import Classification, Prediction, Regression
 from ..scoring.bayes import DensityMethod
 from ..scoring.combination import Combination, Tail
-from ..scoring.errors import filled, unit_of
+from ..scoring.decisions import filled, unit_of
 from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
 from ..scoring.terms import Scores
@@ -105,21 +105,18 @@ class Graph(nn.Module):
         for name, module in self.model.named_modules():
             handles.append(module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name)))
 
-        def tap(name: str, layer: str) -> Callable[[Any], None]:
-            def look(value: Any) -> None:  # at once: the next layer may write into the same memory
-                seen[name] = self._look(name, value, batch, layer)
-
-            return look
+        def keep(name: str, value: Any) -> None:  # at once: the next layer may write into the same memory
+            seen[name] = self._look(name, value, batch)
 
         for name, source in self.sources.items():
             if source.layer is None:
                 continue
-            layer, look = layers[source.layer], tap(name, source.layer)
             if source.reduce.read == "output":
-                handles.append(layer.register_forward_hook(lambda _, __, value, look=look: look(value)))
+                hook = lambda _, __, value, name=name: keep(name, value)  # noqa: E731
+                handles.append(layers[source.layer].register_forward_hook(hook))
             else:
-                hook = lambda _, args, kwargs, look=look: look((*args, *kwargs.values()))  # noqa: E731
-                handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+                hook = lambda _, args, kwargs, name=name: keep(name, (*args, *kwargs.values()))  # noqa: E731
+                handles.append(layers[source.layer].register_forward_pre_hook(hook, with_kwargs=True))
         try:
             return self.model(*batch.args, **batch.kwargs)
         finally:
@@ -129,10 +126,11 @@ class Graph(nn.Module):
     def _enter(self, name: str) -> None:
         self.stage.name = f"layer {name!r}" if name else "the network"
 
-    def _look(self, name: str, value: Any, batch: Batch, layer: str) -> Any:
+    def _look(self, name: str, value: Any, batch: Batch) -> Any:
         """What is kept of what a layer returned: z, and what is NaN where it is not finite."""
         reduction = self.head.reductions[name]
-        activation = activation_of(value, self.sources[name].reduce, batch, layer)
+        source = self.sources[name]
+        activation = activation_of(value, source.reduce, batch, str(source.layer))
         flat = reduction.reduce.flat(activation, copy=False)
         return reduction(activation)[0], (flat - flat).sum(1)
 
@@ -184,10 +182,10 @@ class PixelGraph(Graph):
         super().__init__(reader, fitted, coverage, batch)
         self.pixels, self.grid_of = reader.pixels, reader.grid_of
 
-    def _look(self, name: str, value: Any, batch: Batch, layer: str) -> Any:
-        reduce = self.sources[name].reduce
-        activation = activation_of(value, reduce, batch, layer, masked=False)
-        return (activation if reduce.how == "tokens" else activation.permute(0, 2, 3, 1)).clone()
+    def _look(self, name: str, value: Any, batch: Batch) -> Any:
+        source = self.sources[name]
+        activation = activation_of(value, source.reduce, batch, str(source.layer), masked=False)
+        return (activation if source.reduce.how == "tokens" else activation.permute(0, 2, 3, 1)).clone()
 
     def _rows(self, name: str, seen: Any, prediction: Prediction) -> tuple[Tensor, Tensor]:
         shape, patch = prediction.value.shape, 1 if self.sources[name].layer is None else self.pixels.patch

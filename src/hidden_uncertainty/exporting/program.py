@@ -1,4 +1,4 @@
-"""`export`: the network and its uncertainty as one graph, for torch or as a file for ONNX runtimes."""
+"""`export` and `compiled`: the network and its uncertainty as one graph, for torch, ONNX runtimes or this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import warnings
 from collections.abc import Mapping
 from os import PathLike
@@ -33,6 +34,7 @@ from .graph import Coverage, Graph, PixelGraph
 NEEDED = "pip install 'hidden-uncertainty[onnx]'"
 CLOSE = 1e-3  # of a score: what a file may differ by from the detector, with which it shares no kernel
 LARGEST = 1 << 31  # bytes that one file of this format can hold: larger graphs have their weights beside them
+FREEZE = {"freezing": True}  # weights as the processor's products read them
 
 
 def export(
@@ -66,13 +68,87 @@ def export(
     require(detector, "export")
     batch = detector.reader.called(example)
     fitted = detector._fitted()
-    program = traced(detector, fitted, batch, coverage)
+    program = _traced(detector, fitted, batch, coverage)
     if path is not None:
         _write(detector, fitted, program, batch, Path(path), coverage)
     return program
 
 
-def traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
+class Compiled:
+    """A scorer of one detector, made by `Detector.compile`; it gives what the detector gives, without its layers.
+
+    It is compiled at the first call, which takes from seconds to minutes, for inputs of that size in any number. What
+    the detector learns later, and a threshold that is set later, it does not know.
+    """
+
+    def __init__(self, detector: Any) -> None:
+        require(detector, "export")
+        self._detector, self._fitted = detector, detector._fitted()  # as it is now
+        self._run: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
+        """Score inputs, as the detector does."""
+        batch = self._detector.reader.called(*args, **kwargs)
+        with torch.no_grad():
+            if self._run is None:
+                with self._lock:
+                    self._run = self._run or self._make(batch)
+            self._check(batch)
+            found = self._run(*_tensors_of(batch))
+        found.pop("surprising", None)
+        return Uncertainty(threshold=self._fitted.threshold, **found)
+
+    def _check(self, batch: Any) -> None:
+        """Raise where inputs are not as compiled: the code would not notice, and read beyond their memory."""
+        (known, others), size = self._known, batch.size
+        expected = [(kind, device, (size, *shape[1:]) if rows else shape) for kind, device, shape, rows in known]
+        tensors, given = _seen(batch)
+        found = [part[:3] for part in tensors]
+        if (found, given) != (expected, others):
+            raise ValueError(
+                f"this scorer was compiled for {_told(expected, others)}; got {_told(found, given)}. Inputs of another "
+                "size or type need a scorer of their own: detector.compile()."
+            )
+
+    def _make(self, batch: Any) -> Any:
+        self._known = _seen(batch)
+        program = _traced(self._detector, self._fitted, batch, "spread")
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            package = str(Path(folder) / "graph.pt2")
+            try:
+                made = torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=FREEZE)
+            except Exception as error:
+                raise RuntimeError(
+                    f"torch could not compile the graph. {_first_line(error)} compile() needs a C++ compiler such as "
+                    "g++; export needs none."
+                ) from error
+            return torch._inductor.aoti_load_package(made)
+
+
+def _seen(batch: Any) -> tuple[list[Any], list[Any]]:
+    """Type, device, shape of each tensor and whether it has a row per input; what else is a part of the code."""
+    size, tensors = batch.size, _tensors_of(batch)
+    rows = [(part.dtype, part.device, tuple(part.shape), part.shape[:1] == (size,)) for part in tensors]
+    return rows, [
+        part for part in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(part, int | float | str)
+    ]
+
+
+def _told(tensors: list[Any], others: list[Any]) -> str:
+    return ", ".join([f"{kind} {shape} on {device}" for kind, device, shape in tensors] + [repr(one) for one in others])
+
+
+def compiled(detector: Any) -> Compiled:
+    """A scorer that runs network and uncertainty as one compiled graph: for services that score few inputs at a time.
+
+    It needs a C++ compiler, and compiles at its first call, for inputs of that call's size in any number.
+    """
+    return Compiled(detector)
+
+
+def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
     """The graph of a detector, traced with a batch."""
     reader = detector.reader
     if not isinstance(reader, Extractor):
@@ -87,7 +163,7 @@ def traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> t
     def twice(tensor: Tensor) -> Tensor:  # torch.export takes a batch of one as a constant
         return torch.cat([tensor, tensor]) if count == 1 and dynamic(tensor) else tensor
 
-    tensors = tensors_of(batch)
+    tensors = _tensors_of(batch)
     given, shapes = tuple(map(twice, tensors)), {"inputs": tuple(map(dynamic, tensors))}
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -102,17 +178,17 @@ def traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> t
             ) from error
         raise RuntimeError(
             f"{type(detector).__name__} cannot be exported: torch {torch.__version__} does not trace "
-            f"{graph.stage.name} of {network}. {first_line(error)} A graph has no branch on the values of tensors "
+            f"{graph.stage.name} of {network}. {_first_line(error)} A graph has no branch on the values of tensors "
             "and no numpy; change that, read another layer, or try a newer torch."
         ) from error
 
 
-def tensors_of(batch: Batch) -> list[Tensor]:
+def _tensors_of(batch: Batch) -> list[Tensor]:
     """The inputs of a graph: all tensors of a batch, in their order."""
     return list(leaves((batch.args, batch.kwargs), Tensor))
 
 
-def input_names(detector: Any, batch: Batch) -> list[str]:
+def _input_names(detector: Any, batch: Batch) -> list[str]:
     """What the network calls its inputs, one for each tensor of a batch, in their order."""
     bound = inspect.signature(find(detector.model, [""])[""].forward).bind(*batch.args, **batch.kwargs)
     names: list[str] = []
@@ -144,21 +220,24 @@ def _write(
     except Exception as error:
         raise RuntimeError(
             f"ONNX cannot hold the graph of {type(detector).__name__} around {type(detector.model).__name__}: "
-            f"{first_line(error)} Without a path, export gives the program for torch; a newer torch may write more."
+            f"{_first_line(error)} Without a path, export gives the program for torch; a newer torch may write more."
         ) from error
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-    assert made is not None
+    assert made is not None and program.call_spec.out_spec is not None
     model = made.model
-    symbol = str(_batch_size(program))
+    given = set(program.graph_signature.user_inputs)
+    found = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in given)
+    symbol = str(next(value.shape[0] for value in found if isinstance(value, Tensor)))
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         shape: Any = value.shape or ()
         for axis, size in enumerate(shape):
             if not isinstance(size, int):
                 shape[axis] = str(size.value).replace(symbol, "batch")
-    outputs = list(_outputs(program))
-    inputs = [f"input_{name}" if name in outputs else name for name in input_names(detector, batch)]
+    spec = program.call_spec.out_spec
+    outputs = list(pytree.tree_unflatten([0] * spec.num_leaves, spec))
+    inputs = [f"input_{name}" if name in outputs else name for name in _input_names(detector, batch)]
     for value in (value for node in model.graph for value in node.outputs if value.name in {*inputs, *outputs}):
         value.name = f"graph.{value.name}"  # an operation's name, such as mean
     for value, name in zip((*model.graph.inputs, *model.graph.outputs), (*inputs, *outputs), strict=True):
@@ -192,13 +271,13 @@ def _check(detector: Any, batch: Batch, path: Path) -> None:
         session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise RuntimeError(
-            f"onnxruntime cannot run the graph: {first_line(error)} Nothing was written. It has no bfloat16 on a CPU: "
+            f"onnxruntime cannot run the graph: {_first_line(error)} Nothing was written. It has no bfloat16 on a CPU: "
             "fit a detector of model.float() and export that."
         ) from error
-    given = dict(zip((each.name for each in session.get_inputs()), map(to_array, tensors_of(batch)), strict=True))
+    given = dict(zip((each.name for each in session.get_inputs()), map(to_array, _tensors_of(batch)), strict=True))
     names = [each.name for each in session.get_outputs()]
     found = dict(zip(names, session.run(names, given), strict=True))
-    off = difference(detector(batch), found)
+    off = _difference(detector(batch), found)
     if not off <= CLOSE:
         raise RuntimeError(
             f"the graph differs from the detector on the example: epistemic by {off:.2g} of the score, more than "
@@ -208,7 +287,7 @@ def _check(detector: Any, batch: Batch, path: Path) -> None:
     note(f"{path.name}: onnxruntime and the detector differ by {off:.1e} of the epistemic score on the example.")
 
 
-def difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
+def _difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
     """By how much epistemic scores differ at most, as a share of them, or of the median where they are smaller."""
     ours, theirs = (np.asarray(part, dtype=np.float64) for part in (to_array(u.epistemic), found["epistemic"]))
     known = np.isfinite(ours)
@@ -217,19 +296,6 @@ def difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
     sizes = np.abs(ours[known])
     away = np.abs(ours - theirs, where=known, out=np.zeros_like(ours))[known] if known.any() else np.zeros(1)
     return float((away / np.maximum(sizes, np.median(sizes) or 1.0)).max()) if known.any() else 0.0
-
-
-def _outputs(program: torch.export.ExportedProgram) -> Any:
-    spec = program.call_spec.out_spec
-    assert spec is not None
-    return pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-
-
-def _batch_size(program: torch.export.ExportedProgram) -> Any:
-    """A symbol, or a number where the network takes no other."""
-    given = set(program.graph_signature.user_inputs)
-    found = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in given)
-    return next(value.shape[0] for value in found if isinstance(value, Tensor))
 
 
 def _require_onnx(path: Path) -> None:
@@ -246,7 +312,7 @@ def _require_onnx(path: Path) -> None:
         raise FileNotFoundError(f"'{path}' is a folder, or is in none: name a file in a folder that exists.")
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """What an error says first, as a sentence."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hidden_uncertainty import baselines
-from hidden_uncertainty.exporting import compiling
+from hidden_uncertainty.exporting import program as made
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
@@ -45,8 +45,8 @@ def test_what_was_not_compiled_for_is_refused(monkeypatch) -> None:
     def uncompiled(program, package_path, **_):
         return program
 
-    monkeypatch.setattr(compiling.torch._inductor, "aoti_compile_and_package", uncompiled)
-    monkeypatch.setattr(compiling.torch._inductor, "aoti_load_package", lambda program: program.module())
+    monkeypatch.setattr(made.torch._inductor, "aoti_compile_and_package", uncompiled)
+    monkeypatch.setattr(made.torch._inductor, "aoti_load_package", lambda program: program.module())
     x, weight = torch.randn(40, 2), torch.rand(40, 2)
     detector = baselines.Energy(Scaled(), task="classification").fit([{"x": x, "weight": weight}])
     fast = detector.compile()
@@ -64,6 +64,6 @@ def test_without_a_compiler_it_says_what_is_missing(trained, data, monkeypatch) 
         raise OSError("no such file: g++")
 
     fast = baselines.Energy(trained).fit(data["train"]).compile()
-    monkeypatch.setattr(compiling.torch._inductor, "aoti_compile_and_package", fail)
+    monkeypatch.setattr(made.torch._inductor, "aoti_compile_and_package", fail)
     with pytest.raises(RuntimeError, match=r"no such file: g\+\+. compile\(\) needs a C\+\+ compiler"):
         fast(data["far"])
