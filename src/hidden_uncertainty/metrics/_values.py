@@ -19,19 +19,7 @@ R = TypeVar("R")
 
 
 def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Say what to write when arguments come without their names, which are needed where swapping two would pass unseen.
-
-    Args:
-        elsewhere: what users of another library may have meant; the end of the error.
-
-    Example:
-        >>> @by_name("Elsewhere b comes first.")
-        ... def ratio(*, a, b):
-        ...     return a / b
-        >>> ratio(2, 3)
-        Traceback (most recent call last):
-        TypeError: ratio takes arguments by name: write ratio(a=..., b=...). Elsewhere b comes first.
-    """
+    """Say what to write when arguments come without their names, and what users of another library may have meant."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters.values()
@@ -77,12 +65,7 @@ def as_scores(values: Values, name: str) -> Tensor:
 
 
 def last_of_ties(ordered: Tensor) -> Tensor:
-    """Positions at which runs of equal values end, (groups,).
-
-    Example:
-        >>> last_of_ties(torch.tensor([1.0, 1.0, 2.0]))
-        tensor([1, 2])
-    """
+    """Positions at which runs of equal values end, (groups,)."""
     last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
     torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
     return last.nonzero().flatten()
@@ -107,14 +90,7 @@ def _listed(things: Iterable[object]) -> str:
 
 
 def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
-    """Mean of the values with the k lowest scores, for every k from 1 to n, averaged over all orders of equal scores.
-
-    Means of integers are exact wherever a run of equal scores ends.
-
-    Example:
-        >>> mean_of_kept(torch.tensor([0.3, 0.1, 0.3]), torch.tensor([4, 1, 2])).tolist()
-        [1.0, 2.0, 2.3333333333333335]
-    """
+    """Mean of the values with the k lowest scores, k from 1 to n, averaged over all orders of equal scores."""
     scores, order = scores.sort()
     last = last_of_ties(scores)
     ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
@@ -122,6 +98,6 @@ def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
     sizes = ends.diff()
     k = torch.arange(1, len(scores) + 1, device=scores.device)
     group = torch.repeat_interleave(sizes)  # (n,)
-    # Product before quotient: at the end of a group the division is exact.
+    # Product before quotient: at the end of a group the division of integers is exact.
     part = (k - ends[group]) * sums.diff()[group] / sizes[group].double()
     return (sums[group] + part) / k

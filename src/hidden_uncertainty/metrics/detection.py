@@ -157,12 +157,7 @@ def expected_calibration_error(confidence: Values, correct: Values, bins: int = 
 
 
 def positives_to_catch(count: int, tpr: float) -> int:
-    """The fewest of `count` positives that are a share of at least `tpr`.
-
-    Example:
-        >>> positives_to_catch(100, 0.07)
-        7
-    """
+    """The fewest of `count` positives that are a share of at least `tpr`."""
     if not 0 < tpr <= 1:
         raise ValueError(f"tpr must be above 0 and at most 1, got {tpr}.")
     caught = math.ceil(tpr * count)

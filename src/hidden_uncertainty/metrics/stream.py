@@ -103,7 +103,7 @@ class PixelDetection:
     def auroc(self) -> Bounded:
         """Area under the ROC curve, as `metrics.auroc`."""
         bins = self._bins()
-        twice = _dot(bins.negatives, 2 * bins.positives_above + bins.positives)
+        twice = _dot(bins.negatives, 2 * bins.tp - bins.positives)
         unsure = _dot(bins.negatives * bins.mixed, bins.positives)
         pairs = 2 * int(bins.negatives.sum()) * int(bins.positives.sum())
         return Bounded(twice / pairs, (twice - unsure) / pairs, (twice + unsure) / pairs)
@@ -112,27 +112,25 @@ class PixelDetection:
     def average_precision(self) -> Bounded:
         """Area under the precision-recall curve, as `metrics.average_precision`."""
         bins = self._bins()
-        tp, fp = bins.positives_above + bins.positives, bins.negatives_above + bins.negatives
         # At worst the first positive of a bin is alone behind all its negatives; at best all are tied before them.
-        least = torch.where(bins.mixed, bins.positives_above + 1, tp)
-        fewest = torch.where(bins.mixed, bins.negatives_above, fp)
+        least = torch.where(bins.mixed, bins.tp - bins.positives + 1, bins.tp)
+        fewest = torch.where(bins.mixed, bins.fp - bins.negatives, bins.fp)
 
         def area(tp: Tensor, fp: Tensor) -> float:
             precision = tp.double() / (tp + fp).clamp(min=1)
             return float((bins.positives * precision).sum() / bins.positives.sum())
 
-        return Bounded(area((least + tp) / 2, (fewest + fp) / 2), low=area(least, fp), high=area(tp, fewest))
+        middle = area((least + bins.tp) / 2, (fewest + bins.fp) / 2)
+        return Bounded(middle, low=area(least, bins.fp), high=area(bins.tp, fewest))
 
     def fpr_at_tpr(self, tpr: float = 0.95) -> Bounded:
         """Share of negatives caught where `tpr` of the positives are, as `metrics.fpr_at_tpr`."""
         bins = self._bins()
-        tp = bins.positives_above + bins.positives
-        caught = positives_to_catch(int(tp[-1]), tpr)
-        at = int(torch.searchsorted(tp, caught))
-        total, above, inside = (int(n) for n in (bins.negatives.sum(), bins.negatives_above[at], bins.negatives[at]))
-        if not bins.mixed[at]:
-            above, inside = above + inside, 0
-        share = (caught - int(bins.positives_above[at])) / (int(bins.positives[at]) + 1)
+        caught = positives_to_catch(int(bins.tp[-1]), tpr)
+        at = int(torch.searchsorted(bins.tp, caught))
+        inside = int(bins.negatives[at]) if bins.mixed[at] else 0
+        total, above, positives = int(bins.fp[-1]), int(bins.fp[at]) - inside, int(bins.positives[at])
+        share = (caught - int(bins.tp[at]) + positives) / (positives + 1)
         return Bounded((above + share * inside) / total, low=above / total, high=(above + inside) / total)
 
     def precision_recall(self) -> tuple[Tensor, Tensor]:
@@ -142,8 +140,7 @@ class PixelDetection:
         positives as precision.
         """
         bins = self._bins()
-        tp, fp = bins.positives_above + bins.positives, bins.negatives_above + bins.negatives
-        return tp.double() / tp[-1], tp.double() / (tp + fp)
+        return bins.tp.double() / bins.tp[-1], bins.tp.double() / (bins.tp + bins.fp)
 
     def merge(self, other: PixelDetection) -> Self:
         """Add the pixels that another meter of the same `bits`, on any device, has counted; it does not change."""
@@ -194,13 +191,8 @@ class PixelDetection:
             raise ValueError(f"both kinds of pixels are needed, got {count[0]:,} negatives and {count[1]:,} positives.")
         filled = state.counts[:, :-1].sum(0).nonzero().flatten().flip(0)  # highest scores first
         negatives, positives = state.counts[:, filled]
-        return _Bins(
-            negatives,
-            positives,
-            negatives.cumsum(0) - negatives,
-            positives.cumsum(0) - positives,
-            state.lowest[filled] != state.highest[filled],
-        )
+        mixed = state.lowest[filled] != state.highest[filled]
+        return _Bins(negatives, positives, negatives.cumsum(0), positives.cumsum(0), mixed)
 
 
 class Confusion:
@@ -321,8 +313,8 @@ class _Bins(NamedTuple):
 
     negatives: Tensor
     positives: Tensor
-    negatives_above: Tensor  # in all bins before
-    positives_above: Tensor
+    fp: Tensor  # negatives in a bin and in all before
+    tp: Tensor
     mixed: Tensor  # whether there is more than one score
 
 
