@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hidden_uncertainty.cli.terminal import expand, prepare, stop, writing_to
+from hidden_uncertainty.cli.given import expand, prepare, stop, writing_to
 from hidden_uncertainty.notes import logger
 
 from .studies import NAMES, load

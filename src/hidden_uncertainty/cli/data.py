@@ -1,29 +1,38 @@
-"""Data of the command line as batches: folders of images, .npz and .csv files, and loaders of a factory."""
+"""Data of the command line as batches, from images, .npz and .csv files or loaders; and scores as rows of files."""
 
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
+from ..detector import Detector
+from ..io import replacing
 from ..model.batches import dtype_of, leaves, names_of, unpack
 from ..model.capture import device_of
 from ..notes import warn
-from ..progress import count
+from ..progress import count, track
 from .given import Given, make
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 LABELS = ("y", "label", "labels")
 MOST = 1 << 26  # pixels that an image is resized to
+SHOWN = ("prediction", "epistemic", "aleatoric", "p_value", "surprising")
+FORMATS = (".csv", ".jsonl", ".parquet")
+Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,3 +258,64 @@ def _loader(given: Given, source: str) -> Data:
 
     shuffled = isinstance(getattr(made, "sampler", None), RandomSampler)
     return Data(batches, count(made), given.classes, shuffled=shuffled)
+
+
+def write(detector: Detector, data: Data, classes: Sequence[str] | None, out: Path | IO[str]) -> list[bool]:
+    """Write scores to a file in one step, or as they come to one that is open; which inputs are surprising."""
+    surprising: list[bool] = []
+    found = _scores(detector, data, classes, surprising)
+    if not isinstance(out, Path):
+        _write_csv(found, out)
+        return surprising
+    with replacing(out) as file:
+        if out.suffix == ".parquet":
+            try:
+                import pandas
+                import pyarrow  # noqa: F401
+            except ImportError as error:
+                raise ImportError("parquet files need: pip install 'hidden-uncertainty[parquet]'.") from error
+            known = ({name: [*map(_utf8, cells)] for name, cells in columns.items()} for columns in found)
+            pandas.concat([*map(pandas.DataFrame, known)]).to_parquet(file, index=False)
+        else:
+            text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+            (_write_csv if out.suffix == ".csv" else _write_lines)(found, text)
+            text.detach()
+    return surprising
+
+
+def _scores(detector: Detector, data: Data, classes: Sequence[str] | None, surprising: list[bool]) -> Iterator[Columns]:
+    for names, batch in track(data.named(), "scoring", total=data.batches):
+        u = replace(detector(batch).cpu(), layers={})
+        start = len(surprising)
+        columns: Columns = {"input": [*range(start, start + len(u))] if names is None else [*names]}
+        for shown, (name, values) in product(SHOWN, u.columns().items()):
+            if name.partition(".")[0] == shown:
+                # A number in single precision has fewer digits than the same in double.
+                short = values.astype(str).astype(float) if values.dtype == np.float32 else values
+                columns[name] = short.tolist()
+                if name == "prediction" and classes and values.dtype.kind == "i":
+                    columns["class"] = [classes[k] if k < len(classes) else "" for k in columns[name]]
+        surprising += columns.get("surprising", [False] * len(u))
+        yield columns
+
+
+def _utf8(cell: Any) -> Any:
+    return cell.encode(errors="replace").decode() if isinstance(cell, str) else cell
+
+
+def _write_csv(found: Iterable[Columns], file: IO[str]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    for place, columns in enumerate(found):
+        if place == 0:
+            writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        file.flush()
+
+
+def _write_lines(found: Iterable[Columns], file: IO[str]) -> None:
+    for columns in found:
+        for row in zip(*columns.values(), strict=True):
+            cells = zip(columns, row, strict=True)
+            known = {name: None if cell != cell or cell in (math.inf, -math.inf) else cell for name, cell in cells}
+            file.write(f"{json.dumps(known)}\n")
+    file.flush()

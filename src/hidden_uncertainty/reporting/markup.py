@@ -26,10 +26,6 @@ def fill(template: str, values: Mapping[str, Any], blocks: Mapping[str, Block]) 
     """A template with its places filled; a block `[[name]] ... [[/name]]` that is left out is a sentence, or nothing.
 
     Nothing that is filled in is read again, whatever a user has named.
-
-    Example:
-        >>> fill("{{a}}[[b]]: {{c}}[[/b]][[d]]![[/d]]", {"a": "<"}, {"b": {"c": "{{a}}"}, "d": "No d."})
-        '&lt;: {{a}}<p class="left-out">No d.</p>'
     """
     parts = re.split(r"\[\[(\w+)\]\](.*?)\[\[/\1\]\]", template, flags=re.DOTALL)
     filled = [_fill(text, values) for text in parts[::3]]
@@ -45,12 +41,7 @@ def _fill(text: str, values: Mapping[str, Any]) -> str:
 
 
 def tag(name: str, *inside: Any, **attributes: Any) -> Html:
-    """An element; `class_` is its class, and `data_chart` is `data-chart`.
-
-    Example:
-        >>> tag("p", "a < b", class_="soft")
-        '<p class="soft">a &lt; b</p>'
-    """
+    """An element; `class_` is its class, and `data_chart` is `data-chart`."""
     known = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     start = "".join(f' {key}="{html.escape(str(value))}"' for key, value in known.items())
     return Html(f"<{name}{start}>" + ("" if name in ("br", "img", "input") else f"{joined(*inside)}</{name}>"))
@@ -73,12 +64,7 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> H
 
 
 def number(value: float) -> str:
-    """Three digits that count.
-
-    Example:
-        >>> number(15.5705), number(0.0412), number(123456), number(float("inf"))
-        ('15.6', '0.0412', '123,456', 'infinite')
-    """
+    """Three digits that count."""
     if not math.isfinite(value):
         return "infinite" if value > 0 else "unknown"
     if abs(value) >= 1000:
@@ -97,12 +83,7 @@ def span(low: float, high: float) -> str:
 
 
 def between(count: int, total: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, of which `count` of `total` were seen.
-
-    Example:
-        >>> [round(end, 3) for end in between(5, 100)]
-        [0.022, 0.112]
-    """
+    """Wilson's 95 % interval of a share, of which `count` of `total` were seen."""
     z = 1.959963984540054
     middle, half = (count + z * z / 2), z * math.sqrt(count * (total - count) / total + z * z / 4)
     return max(0.0, (middle - half) / (total + z * z)), min(1.0, (middle + half) / (total + z * z))

@@ -1,7 +1,8 @@
-"""Scores, thresholds and how well outliers are told apart: of all terms together, and of each."""
+"""The numbers of a page: thresholds, how well outliers are told apart, whether errors follow uncertainty, p-values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +13,14 @@ from .. import metrics
 from ..detector import Detector
 from ..scoring.calibration import Calibration
 from .markup import Block, Html, between, joined, number, percent, share, span, table, tag
-from .scored import Scored
+from .scored import COVERAGES, Scored
 
 # False-alarm rates: those of the slider, and those of the table.
 RATES = [i / 1000 for i in (*range(1, 10), *range(10, 100, 5), *range(100, 501, 25))]
 TABLE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 BINS, POINTS, DOTS = 48, 200, 800
+BY = {"epistemic": "epistemic uncertainty", "aleatoric": "aleatoric uncertainty", "expected": "expected error"}
+KEPT = 50  # of the least uncertain, at least a 50th is kept: the accuracy of very few is noise
 Series = tuple[str, str, list[float], list[float]]  # name, kind, x, y
 
 
@@ -72,21 +75,21 @@ def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
     return found
 
 
-def evenly(count: int, most: int = DOTS) -> Tensor:
+def _evenly(count: int, most: int = DOTS) -> Tensor:
     """Some of so many places, from the first to the last."""
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64, device="cpu").round().long()
 
 
-def series(name: str, kind: str, x: Tensor | Sequence[float], y: Tensor | Sequence[float]) -> Series:
+def _series(name: str, kind: str, x: Tensor | Sequence[float], y: Tensor | Sequence[float]) -> Series:
     """What a chart draws, in numbers of eight digits; a line has at most `POINTS` points."""
     x, y = (torch.as_tensor(part, dtype=torch.float64, device="cpu") for part in (x, y))
     if kind in ("line", "dashed"):
-        x, y = x[evenly(len(x), POINTS)], y[evenly(len(y), POINTS)]
+        x, y = x[_evenly(len(x), POINTS)], y[_evenly(len(y), POINTS)]
     x8, y8 = ([float(f"{value:.8g}") for value in part.tolist()] for part in (x, y))
     return name, kind, x8, y8
 
 
-def histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
+def _histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
     """The chart of all sets' scores; what lies beyond the ends counts in the last bars."""
     inside, *outside = [some[some.isfinite()].double().sort().values for some in view.scores]
     low, high = (float(inside[0]), float(inside[-1 - len(inside) // 200])) if len(inside) else (0.0, 1.0)
@@ -99,17 +102,17 @@ def histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
     shares = [torch.histogram(some.double().clamp(low, high), edges).hist / len(some) for some in view.scores]
     top = max(float(some.max() if i == 0 else some[1:-1].max()) for i, some in enumerate(shares))
     label = f"score of {view.name}, in {view.unit}"
-    drawn = [series(name, "steps", edges, some) for name, some in zip(names, shares, strict=True)]
+    drawn = [_series(name, "steps", edges, some) for name, some in zip(names, shares, strict=True)]
     return {"series": drawn, "x": [low, high], "y": [0, 1.08 * top], "xlabel": label}
 
 
-def roc(view: View, names: Sequence[str]) -> list[Series]:
+def _roc(view: View, names: Sequence[str]) -> list[Series]:
     """The ROC curve of each set of outliers, after that of chance."""
-    lines = [series("chance", "dashed", [0, 1], [0, 1])]
+    lines = [_series("chance", "dashed", [0, 1], [0, 1])]
     for name, some in zip(names[1:], view.scores[1:], strict=True):
         area = metrics.auroc(negative=view.scores[0], positive=some)
         curve = metrics.roc_curve(negative=view.scores[0], positive=some)
-        lines.append(series(f"{name} (AUROC {area:.3f})", "line", *curve))
+        lines.append(_series(f"{name} (AUROC {area:.3f})", "line", *curve))
     return lines
 
 
@@ -122,8 +125,8 @@ def interactive(found: list[View], sets: Sequence[Scored], threshold: float | No
         for rate, at in view.rates(RATES):
             counts = zip(view.above(at), sizes, strict=True)
             rates.append([rate, at, [[count, *(round(end, 5) for end in between(count, n))] for count, n in counts]])
-        drawn = roc(view, names) if len(sets) > 1 else None
-        shown.append({"name": view.name, "scores": histograms(view, names), "roc": drawn, "rates": rates})
+        drawn = _roc(view, names) if len(sets) > 1 else None
+        shown.append({"name": view.name, "scores": _histograms(view, names), "roc": drawn, "rates": rates})
     return {"views": shown, "sets": names, "sizes": sizes, "start": found[0].start(threshold)}
 
 
@@ -177,7 +180,7 @@ def layers(found: list[View], sets: Sequence[Scored], weights: dict[str, float])
     for view in found:
         inside, *outside = view.scores
         told: list[Any] = [_bar(metrics.auroc(negative=inside, positive=some)) for some in outside]
-        told = told or [agreement(inside, other.scores[0]) for other in found]
+        told = told or [_agreement(inside, other.scores[0]) for other in found]
         rows.append([view.name, f"{weights[view.term]:.2f}" if view.term in weights else "", *told])
     if len(sets) == 1:
         head = ["score of", "weight", *(view.name for view in found)]
@@ -191,9 +194,108 @@ def _bar(value: float) -> Html:
     return joined(f"{value:.3f}", tag("span", class_="bar", style=f"width:{100 * value:.0f}%", aria_hidden="true"))
 
 
-def agreement(a: Tensor, b: Tensor) -> str:
+def _agreement(a: Tensor, b: Tensor) -> str:
     """Rank correlation, for a cell of a table."""
     try:
         return f"{metrics.rank_correlation(a, b):.2f}"
     except ValueError:  # one of them has a single value
         return "none"
+
+
+def errors(scored: Scored, what: str, charts: dict[str, Any]) -> dict[str, Block]:
+    """The blocks of the page that labels allow."""
+    if "correct" not in scored and "error" not in scored:
+        return {"rejection": "This part needs labels. The loader gives none, or not one per prediction."}
+    pixels = scored.detector.pixels is not None
+    of = f"{len(scored['by epistemic']):,} {'pixels, drawn evenly over the images' if pixels else what}"
+    if "correct" in scored:
+        return {"rejection": _rejection(scored, of, charts), "reliability": _reliability(scored, charts)}
+    return {"numbers": _numbers(scored, of, charts), "intervals": _intervals(scored)}
+
+
+def _rejection(scored: Scored, of: str, charts: dict[str, Any]) -> Block:
+    correct, lines, rows = scored["correct"], [], []
+    for name, words in BY.items():
+        if f"by {name}" in scored:
+            kept, accuracy = metrics.accuracy_rejection(scored[f"by {name}"], correct)
+            some = slice(len(kept) // KEPT, None)
+            lines.append(_series(f"by {words}", "line", (1 - kept[some]).flip(0), accuracy[some].flip(0)))
+            left = [float(accuracy[max(0, math.ceil(part * len(kept)) - 1)]) for part in (1.0, 0.9, 0.8, 0.5)]
+            rows.append([words, *map(percent, left), f"{100 * metrics.aurc(scored[f'by {name}'], correct):.2f}\u00a0%"])
+    charts["rejection"] = {"series": lines}
+    head = ["the most uncertain by", "none refused", "10 % refused", "20 % refused", "50 % refused", "mean risk"]
+    return {"of": of, "table": table("Accuracy of what is left", head, rows)}
+
+
+def _reliability(scored: Scored, charts: dict[str, Any]) -> Block:
+    if "confidence" not in scored:
+        return "This detector tells no probability of one class per input, so there is nothing to check."
+    stated, correct = scored["confidence"].double(), scored["correct"]
+    bins = (10 * stated).ceil().long().clamp(1, 10) - 1
+    rows, points, spans = [], [], []
+    for i in bins.unique().tolist():
+        said, right = float(stated[bins == i].mean()), correct[bins == i]
+        points.append((said, float(right.double().mean())))
+        ends = between(int(right.sum()), len(right))
+        spans.append((*_series("", "line", [said] * 2, ends), 0))  # in the first colour
+        cells = f"{10 * i} to {10 * i + 10} %", f"{len(right):,}", percent(said)
+        rows.append([*cells, share(int(right.sum()), len(right))])
+    found = _series("found, with 95 % interval", "dots", *zip(*points, strict=True))
+    honest = _series("honest", "dashed", [0, 1], [0, 1])
+    charts["reliability"] = {"series": [found, honest, *spans]}
+    head = ["stated", "inputs", "mean stated", "right, with 95 % interval"]
+    gap = percent(metrics.expected_calibration_error(stated, correct, bins=10))
+    return {"gap": gap, "table": table("Probability of the predicted class", head, rows)}
+
+
+def _numbers(scored: Scored, of: str, charts: dict[str, Any]) -> Block:
+    error, lines, rows = scored["error"], [], []
+    names = [name for name in BY if f"by {name}" in scored]
+    for name in names:
+        by = scored[f"by {name}"]
+        removed, rest = metrics.sparsification(uncertainty=by, error=error)
+        some = slice(0, len(rest) - len(rest) // KEPT)
+        lines.append(_series(f"by {BY[name]}", "line", removed[some], rest[some]))
+        rows.append([BY[name], _agreement(by, error), f"{metrics.ause(uncertainty=by, error=error):.3f}"])
+    lines.append(_series("best possible", "dashed", *metrics.sparsification_oracle(error)))
+    charts["rejection"] = {"series": lines}
+    main = "expected" if "expected" in names else "epistemic"
+    by = scored[f"by {main}"].double()
+    picked = _evenly(len(by))
+    low, high = (by.sort().values[round(q * (len(by) - 1))] for q in (0.005, 0.995))  # a few would stretch the axis
+    picked = picked[(by[picked] >= low) & (by[picked] <= high)]
+    charts["errors"] = {"series": [_series("", "dots", by[picked], error[picked])]}
+    head = ["uncertainty", "rank correlation", "area to the best"]
+    unit = "in the output’s unit" if main == "expected" else "in the detector’s unit"
+    found = {"of": of, "rmse": number(float(error.square().mean().sqrt())), "by": f"{BY[main]}, {unit}"}
+    return {**found, "table": table("How well uncertainty ranks errors", head, rows)}
+
+
+def _intervals(scored: Scored) -> Block:
+    rows: list[list[Any]] = []
+    for part in COVERAGES:
+        if f"held {part}" in scored:
+            held, width = scored[f"held {part}"], torch.nanmean(scored[f"width {part}"].double())
+            rows.append([percent(part), share(int(held.sum()), len(held)), number(float(width))])
+    if not rows:
+        return "There are no intervals: they need calibration data with labels."
+    pixels = scored.detector.pixels
+    text = "" if pixels is None else f"An image counts if all but {percent(pixels.share)} of its pixels lie inside."
+    head = ["asked", "inside, with 95 % interval", "mean width, in the output’s unit"]
+    return {"pixels": text, "table": table("Intervals of detector.interval(u, coverage)", head, rows)}
+
+
+def p_values(scored: Scored, n: int, what: str, charts: dict[str, Any]) -> Block:
+    """p-values in the order of the loader, and how evenly they spread."""
+    if "p_value" not in scored:
+        return "There are no p-values: the detector was not calibrated."
+    p, some = scored["p_value"].double(), _evenly(scored.count)
+    charts["strip"] = {"series": [_series("", "dots", some, p[some])]}
+    edges = torch.linspace(0, 1, 21, dtype=torch.float64, device="cpu")
+    found = _series("found", "steps", edges, torch.histogram(p, edges).hist / len(p))
+    charts["p"] = {"series": [found, _series("even", "dashed", [0, 1], [0.05, 0.05])]}
+    ordered, rank = p.sort().values, torch.arange(len(p) + 1, dtype=torch.float64, device="cpu") / len(p)
+    gap = float(torch.maximum(rank[1:] - ordered, ordered - rank[:-1]).max())
+    usual = 1.358 * math.sqrt(1 / len(p) + 1 / n)
+    verdict = "these are as even as chance allows" if gap <= usual else f"these {what} differ from the calibration data"
+    return {"gap": percent(gap), "usual": percent(usual), "verdict": verdict}
