@@ -17,7 +17,8 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, team
-from hidden_uncertainty.baselines import DeepEnsemble, Energy, GaussianProcess, Mahalanobis, NearestNeighbours
+from hidden_uncertainty.baselines import DeepEnsemble, Energy, Mahalanobis, NearestNeighbours
+from reproduction.rivals.process import GaussianProcess
 
 Pairs = list[tuple[Tensor, Tensor]]
 

@@ -62,7 +62,6 @@ depths = drawn(
 of_classes = {"train": loader(x[:400], classes[:400]), "unseen": loader(x[400:], classes[400:])}
 of_numbers = {"train": loader(x[:400], numbers[:400]), "unseen": loader(x[400:], numbers[400:])}
 of_vectors = {"train": loader(x[:200], x[:200, :2]), "unseen": loader(x[400:450], x[400:450, :2])}
-of_few = {"train": of_numbers["train"][:1], "unseen": of_numbers["unseen"]}
 of_pixels = {"train": loader(images[:12], maps[:12], 4), "unseen": loader(images[12:], maps[12:], 4)}
 of_depths = {"train": loader(images[:12], maps[:12] + 0.5, 4), "unseen": loader(images[12:], maps[12:] + 0.5, 4)}
 quick: dict[str, Any] = {"blocks": 2, "hidden": (8,), "max_epochs": 2}
@@ -190,7 +189,6 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
     "kernel, gaussian": on(baselines.KernelDensity, how="gaussian"),
     "credibility": on(baselines.Credibility, k=5),
     "one gaussian per class": on(baselines.one_gaussian_per_class),
-    "process": partial(baseline, baselines.GaussianProcess, data=of_few),
     "compare": comparison,
     "metrics": measured,
     "reconstruction": penalty,

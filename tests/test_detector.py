@@ -3,7 +3,6 @@
 import copy
 import logging
 import os
-import pickle
 import signal
 import threading
 import warnings
@@ -11,7 +10,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from torch import nn
 
 import hidden_uncertainty.detector as detector_module
@@ -19,7 +17,6 @@ import pixel_nets
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce, io
 from hidden_uncertainty.baselines import (
     Energy,
-    GaussianProcess,
     Mahalanobis,
     MCDropout,
     NearestNeighbours,
@@ -255,12 +252,6 @@ def test_classes_of_ones_own(trained, data, tmp_path):
         Mahalanobis.load(tmp_path / "theirs", trained)
 
 
-def test_a_process_can_be_pickled():
-    x = torch.linspace(-1, 1, 20)[:, None]
-    process = GaussianProcess(RBF(1.0, "fixed") + WhiteKernel(0.1, "fixed")).fit([(x, x[:, 0].sin())])
-    assert torch.equal(pickle.loads(pickle.dumps(process))(x).epistemic, process(x).epistemic)
-
-
 def test_unseen_data_are_read_before_the_fit(trained, data, monkeypatch):
     monkeypatch.setattr(GaussianMixture, "_fit", None)  # which a fit would call
     with pytest.raises(ValueError, match="the loader gave no batches"):
@@ -305,12 +296,9 @@ def test_a_threshold_in_a_fork_made_while_another_thread_keeps_a_state(trained, 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
 def test_seeds_of_numpy_are_those_of_python(trained, data, kind, tmp_path):
     project = Reduce("project", max_dim=3)
-    noise = 0.3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
-    numbers = [(x, x.sum(1) + noise) for x, _ in data["train"][:1]]
     build = {
         "project": lambda seed: LatentDensity(trained, "body", reduce=project, seed=seed).fit(data["train"]),
         "dropout": lambda seed: MCDropout(nn.Sequential(nn.Dropout(), trained).eval(), kind(4), seed=seed),
-        "process": lambda seed: GaussianProcess(RBF() + WhiteKernel(), restarts=kind(1), seed=seed).fit(numbers),
     }
     for name, make in build.items():
         expected, found = make(3), make(kind(3))

@@ -31,7 +31,6 @@ ABILITIES: dict[str, Abilities] = {
     "GEN": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
     "DeepEnsemble": Abilities(save=False, features=False, pixels=True, labels=False, export=False),
     "MCDropout": Abilities(save=False, features=False, pixels=True, labels=False, export=False),
-    "GaussianProcess": Abilities(save=False, features=False, pixels=False, labels=False, export=False),
     "PytorchOOD": Abilities(save=False, features=False, pixels=False, labels=True, export=False),
     "PytorchOODFeatures": Abilities(save=False, features=True, pixels=True, labels=True, export=False),
 }
@@ -50,10 +49,10 @@ def require(method: Any, ability: Ability) -> None:
     """Raise, naming the method, unless it can do what is asked; a class of your own can what its nearest base can.
 
     Example:
-        >>> from hidden_uncertainty.baselines import GaussianProcess
-        >>> require(GaussianProcess(), "save")
+        >>> from hidden_uncertainty.baselines import PytorchOOD
+        >>> require(PytorchOOD(abs, None), "save")
         Traceback (most recent call last):
-        NotImplementedError: GaussianProcess cannot be saved: ...
+        NotImplementedError: PytorchOOD cannot be saved: ...
     """
     ours = [kind.__name__ for kind in type(method).__mro__ if kind.__module__.startswith("hidden_uncertainty.")]
     known = next(ABILITIES[name] for name in ours if name in ABILITIES)

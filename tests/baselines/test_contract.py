@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from torch import nn
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, baselines
@@ -63,10 +62,6 @@ def ensemble(model, **options):
     return baselines.DeepEnsemble(members, **options)
 
 
-def process(model, **options):
-    return baselines.GaussianProcess(RBF(1.0, "fixed") + WhiteKernel(0.1, "fixed"), **options)
-
-
 class Nearest:
     """A detector as those of pytorch-ood: the distance to the nearest class mean."""
 
@@ -97,7 +92,6 @@ BUILD: dict[str, Kind] = {
     "GEN": Kind(whole(baselines.GEN), **OUTPUTS),
     "DeepEnsemble": Kind(whole(ensemble), **OUTPUTS),
     "MCDropout": Kind(whole(baselines.MCDropout), random=True, **OUTPUTS),
-    "GaussianProcess": Kind(process, layers=False, single=True),
     "PytorchOOD": Kind(whole(partial(baselines.PytorchOOD, lambda x: x.abs().amax(1))), False, fits=False, single=True),
     "PytorchOODFeatures": Kind(on(partial(baselines.PytorchOODFeatures, Nearest()), condition="prediction")),
 }
@@ -171,7 +165,7 @@ def test_every_method_is_in_the_table_and_here():
     assert {kind.__name__ for kind in exported if issubclass(kind, Detector)} <= set(ABILITIES)
 
 
-def test_scores(name, kind, fitted, data):
+def test_scores(kind, fitted, data):
     assert repr(fitted).startswith(f"{type(fitted).__name__}(") and "calibrated: unseen" in repr(fitted) and fitted.unit
     u = fitted.predict([*data["test"], data["far"], 1e20 * data["far"]])
     assert list(u.layers) == fitted.layers
@@ -180,7 +174,7 @@ def test_scores(name, kind, fitted, data):
         for values in (getattr(scores, field) for field in FIELDS if getattr(scores, field) is not None):
             assert values.shape == (410,) and values.device.type == "cpu" and values.dtype.itemsize >= 4
             assert values.isfinite().all() and not values.requires_grad
-    assert u.prediction.is_floating_point() == (name == "GaussianProcess")
+    assert not u.prediction.is_floating_point()
     assert u.epistemic.max() > u.epistemic.min()
     x, y = data["test"][0]
     close(fitted.predict([(x, y)]), fitted(x))
@@ -204,11 +198,9 @@ def test_batch_by_batch_as_together(kind, fitted, data):
         close(fitted.predict(x.split(size)), fitted(x), rtol=1e-4, atol=1e-5, ranks=1)
 
 
-def test_labels_are_not_needed_and_all_is_the_same_again(name, kind, fitted, trained, data):
+def test_labels_are_not_needed_and_all_is_the_same_again(kind, fitted, trained, data):
     state = torch.get_rng_state()
-    loaders = [data["train"], data["unseen"]]
-    if name != "GaussianProcess":
-        loaders = [[x for x, _ in loader] for loader in loaders]
+    loaders = [[x for x, _ in data[part]] for part in ("train", "unseen")]
     close(kind.build(trained).fit(*loaders).predict(data["test"]), fitted.predict(data["test"]))
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -266,18 +258,17 @@ def test_models_and_inputs_are_what_they_were(kind, training, trained, data):
     method(data["far"])
     assert snapshot(models) == before
     assert all(torch.equal(x, copied) for (x, _), copied in zip(data["test"], inputs, strict=True))
-    with pytest.raises((RuntimeError, ValueError), match=r"mat1 and mat2 shapes|expected inputs of 2"):
+    with pytest.raises((RuntimeError, ValueError), match="mat1 and mat2 shapes"):
         method(torch.zeros(3, 5))
     assert snapshot(models) == before
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-4), (torch.bfloat16, 0.5)])
-def test_models_of_other_precisions(name, kind, dtype, rtol, fitted, trained, data):
+def test_models_of_other_precisions(kind, dtype, rtol, fitted, trained, data):
     train, unseen, test = ([(x.to(dtype), y) for x, y in data[part]] for part in ("train", "unseen", "test"))
     expected = fitted.predict(data["test"]).epistemic
     u = kind.build(copy.deepcopy(trained).to(dtype)).fit(train, unseen).predict(test)
-    if name != "GaussianProcess":  # whose results have the precision of targets
-        assert u.epistemic.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert u.epistemic.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert u.epistemic.isfinite().all()
     if kind.random:  # masks differ with the precision
         assert 0.5 < (u.epistemic.mean() / expected.mean()).item() < 2
@@ -320,10 +311,8 @@ def test_files(able, fitted, trained, data, tmp_path):
         other.load(path, trained)
 
 
-def test_several_labels(name, able, kind, trained, data, tmp_path):
+def test_several_labels(able, kind, trained, data, tmp_path):
     """The three outputs as logits of labels."""
-    if name == "GaussianProcess":  # which has no task
-        return
     net = copy.deepcopy(trained).eval()
     loaders = [[(x, (net(x) > 0).float()) for x, _ in data[part]] for part in ("train", "unseen", "test")]
     if not able.labels:
@@ -453,8 +442,7 @@ def test_layers_are_combined_as_asked(name, combine, trained, data):
 def test_abstains(fitted, kind, data):
     """With labels, every method leaves inputs unanswered, by the scores that it has."""
     u = fitted(data["test"][0][0])
-    options = {"tolerance": 0.9} if u.prediction.is_floating_point() else {}
-    refused = fitted.abstain(u, 0.1, **options)
+    refused = fitted.abstain(u, 0.1)
     assert refused.shape == (len(u),) and not refused.all()
     if kind.far:
-        assert fitted.abstain(fitted(data["far"]), 0.1, **options).all()
+        assert fitted.abstain(fitted(data["far"]), 0.1).all()

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from found import found
 from hidden_uncertainty import JointMixture, LatentDensity
-from hidden_uncertainty.baselines import GaussianProcess, MCDropout
+from hidden_uncertainty.baselines import MCDropout
+from reproduction.rivals.process import GaussianProcess
 
 
 class Reusing:

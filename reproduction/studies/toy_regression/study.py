@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from torch import Tensor
 
 from hidden_uncertainty import ConditionalFlow, Density, JointMixture, LatentDensity, Uncertainty
-from hidden_uncertainty.baselines import DeepEnsemble, GaussianProcess
+from hidden_uncertainty.baselines import DeepEnsemble
 from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.extract import OUTPUTS
 from hidden_uncertainty.marginal import Marginal, Uniform
@@ -24,6 +24,7 @@ from hidden_uncertainty.progress import track
 
 from ...datasets.toy import GAP, Toy, toy
 from ...results import Study, digest, summarise
+from ...rivals.process import GaussianProcess
 from ...training import MLP, train_mlps
 from .picture import draw
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from hidden_uncertainty import Calibration, ConditionalFlow, Density, LatentDensity
-from hidden_uncertainty.baselines import DeepEnsemble, GaussianProcess, MCDropout
+from hidden_uncertainty.baselines import DeepEnsemble, MCDropout
 from hidden_uncertainty.model.tasks import Condition, Regression
 
 from ...datasets import Points, Scale, Table
+from ...rivals.process import GaussianProcess
 from ...training import MLP, train_mlps
 
 MEMBERS = 5

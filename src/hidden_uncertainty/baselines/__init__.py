@@ -8,7 +8,6 @@ from .kernel import Credibility, KernelDensity
 from .mahalanobis import Mahalanobis, RelativeMahalanobis, one_gaussian_a_class, one_gaussian_per_class
 from .neighbours import NearestNeighbours
 from .outputs import GEN, Energy, MaxProbability, SoftmaxEntropy
-from .process import GaussianProcess
 
 __all__ = [
     "GEN",
@@ -16,7 +15,6 @@ __all__ = [
     "Credibility",
     "DeepEnsemble",
     "Energy",
-    "GaussianProcess",
     "KernelDensity",
     "MCDropout",
     "Mahalanobis",

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..detector import Detector
-from ..model.batches import Adapter, Batch, batches
-from ..model.tasks import Prediction, Regression
-from ..precision import gradients
-from ..scoring.terms import Term
-from ..uncertainty import LayerScores
-from .base import AsRead, ScoringReader, fitted_to, import_backend, single_input
+from hidden_uncertainty import Detector
+from hidden_uncertainty.baselines.base import AsRead, ScoringReader, fitted_to, import_backend, single_input
+from hidden_uncertainty.model.batches import Adapter, Batch, batches
+from hidden_uncertainty.model.tasks import Prediction, Regression
+from hidden_uncertainty.precision import gradients
+from hidden_uncertainty.scoring.terms import Term
+from hidden_uncertainty.uncertainty import LayerScores
 
 Backend = Literal["auto", "sklearn", "gpytorch"]
 Array = np.ndarray
@@ -116,6 +116,10 @@ class GaussianProcess(Detector):
         except BaseException:
             self.reader.learned = before
             raise
+
+    def save(self, path: Any) -> None:
+        """Not possible."""
+        raise NotImplementedError("GaussianProcess cannot be saved: what it holds is not only numbers of its own.")
 
 
 Build = Callable[[Tensor, Tensor], "_Sklearn | _Gpytorch"]  # fits a process to inputs and targets

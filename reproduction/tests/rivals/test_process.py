@@ -1,4 +1,5 @@
 import math
+import pickle
 import sys
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from hidden_uncertainty.baselines.process import GaussianProcess
+from reproduction.rivals.process import GaussianProcess
 
 
 def noisy_sine(n: int = 60, seed: int = 0, noise: float = 0.2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,6 +107,33 @@ def test_what_is_set_apart_is_not_fitted_to():
     assert 20 < apart < 80 and len(process.reader.learned.process.model.X_train_) == 120 - apart
     with pytest.raises(ValueError, match="at least 2 rows, not 0"):
         process.fit([noisy_sine(120)], holdout=1 - 1e-12)
+
+
+def test_a_process_can_be_pickled_and_not_saved(tmp_path):
+    x = torch.linspace(-1, 1, 20)[:, None]
+    process = GaussianProcess(RBF(1.0, "fixed") + WhiteKernel(0.1, "fixed")).fit([(x, x[:, 0].sin())])
+    assert torch.equal(pickle.loads(pickle.dumps(process))(x).epistemic, process(x).epistemic)
+    with pytest.raises(NotImplementedError, match="GaussianProcess cannot be saved"):
+        process.save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_seeds_of_numpy_are_those_of_python(kind):
+    found = [GaussianProcess(restarts=1, seed=seed).fit([noisy_sine(30)]) for seed in (3, kind(3))]
+    assert type(found[1].seed) is int
+    x = noisy_sine(5)[0]
+    assert torch.equal(found[0](x).epistemic, found[1](x).epistemic)
+
+
+def test_calibrated_as_any_method():
+    process = GaussianProcess(RBF(1.0, "fixed") + WhiteKernel(0.1, "fixed"))
+    process.fit([noisy_sine(60)], calibration=[noisy_sine(200, seed=1)])
+    process.threshold(0.1)
+    far = torch.full((3, 1), 30.0)
+    u = process.predict([noisy_sine(200, seed=2)])
+    assert process.calibrated == "unseen" and u.surprising.double().mean() < 0.2
+    assert process(far).surprising.all() and process(far).epistemic.min() > u.epistemic.max()
+    assert process.abstain(process(far), 0.1, tolerance=0.9).all()
 
 
 def test_other_errors(monkeypatch):
