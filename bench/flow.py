@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty.density._coupling import Couplings, log_prob
-from hidden_uncertainty.density._train import Sample, log_likelihood
+from hidden_uncertainty.density.flow import Sample, log_likelihood
 
 from .timing import Seconds, alternate
 

@@ -18,19 +18,16 @@ from .abilities import require
 from .exporting import compiled
 from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
 from .fitting import State, check_features, check_state, fit_data, fit_loader, gather, recalibrate, work
-from .model.batches import Adapter, Batch, dtype_of
+from .model.batches import Adapter, Batch
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
 from .notes import warn
 from .progress import bars
 from .reduce import Reduction
-from .scoring import files
 from .scoring.combination import Combination, Combine, check_combine
 from .scoring.decisions import Decisions
-from .scoring.errors import counted
-from .scoring.fitted import Calibrated, Fitted
-from .scoring.head import FittedTerm, Head
-from .scoring.repeats import Kept
+from .scoring.fitted import Calibrated, Fitted, load, save
+from .scoring.head import FittedTerm, Head, counted
 from .scoring.terms import Term, by_name
 from .uncertainty import Uncertainty
 
@@ -312,7 +309,7 @@ class Detector(Decisions):
     def save(self, path: str | PathLike[str]) -> None:
         """Write what was fitted to a safetensors file; the model is not in it."""
         require(self, "save")
-        files.save(self, self._fitted(), path)
+        save(self, self._fitted(), path)
 
     @classmethod
     def load(
@@ -332,7 +329,7 @@ class Detector(Decisions):
             device: where to put what was fitted; None is where the model is.
             unpack, progress: as for the class; they are not saved.
         """
-        detector, fitted = files.load(cls, Detector, path, model, device, unpack=unpack, progress=progress)
+        detector, fitted = load(cls, Detector, path, model, device, unpack=unpack, progress=progress)
         return detector._keep(fitted)
 
     @classmethod
@@ -372,9 +369,6 @@ class Detector(Decisions):
     def _reading(self, batch: Batch, fitted: Fitted, index: int | None = None, *, labels: bool = False) -> Reading:
         """Run the network on one batch."""
         return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
-
-    def _kept(self, loader: Iterable[Any]) -> Kept:
-        return Kept(loader, self.reader.unpack, dtype_of(self.model))
 
     def _results(self, readings: Iterable[Reading], fitted: Fitted) -> Iterator[Uncertainty]:
         return (self._result(reading, fitted) for reading in counted(readings))

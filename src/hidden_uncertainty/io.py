@@ -57,6 +57,11 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def is_int(value: object) -> bool:
+    """Whether it is a whole number, which True is not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def register(kinds: dict[str, Any], kind: Any) -> None:
     """Give a class the name that files call it by: its own, or with its module where another class has that name."""
     if kind.__module__ == "abc":  # made by torch while it traces a module, to stand for its class

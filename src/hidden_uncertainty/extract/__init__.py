@@ -1,12 +1,11 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
-from .activations import activation_of
 from .extractor import Extractor
 from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Nothing, Population, Reading, Row, Rows, Unseen
 from .grid import Grid
 from .pixel_extractor import Later, PixelExtractor, label_maps
 from .pixels import Pixels
-from .reader import NoNetwork, NoReader, Reader, Source, require_sources
+from .reader import NoNetwork, NoReader, Reader, Source, activation_of, require_sources
 
 __all__ = [
     "OUTPUTS",

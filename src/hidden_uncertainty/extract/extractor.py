@@ -18,9 +18,8 @@ from ..model.tasks import Prediction, Task, finite, from_config
 from ..progress import progress_bar
 from ..reduce import Reduction, ReductionFit
 from ..team import team
-from .activations import activation_of, check_count, refuse
-from .features import AsIs, Features, Nothing, Rows, Unseen
-from .reader import Reader, Source
+from .features import AsIs, Features, Nothing, Rows, Unseen, refuse
+from .reader import Reader, Source, activation_of
 
 Read = Callable[[Tensor], Any]
 
@@ -247,6 +246,15 @@ def chosen(batch: Batch, share: float) -> Tensor:
 def lowest(digests: np.ndarray, share: float) -> Tensor:
     """The share of digests that lie lowest of all there can be."""
     return torch.from_numpy(digests < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
+
+
+def check_count(before: int | None, now: int) -> None:
+    """Raise unless a loader gave as many inputs in this pass as in the one before."""
+    if before is not None and before != now:
+        raise ValueError(
+            f"the loader gave {before:,} inputs in one pass and {now:,} in the next: it must give the same ones each "
+            "time (in any order). Turn off drop_last, or sampling with replacement."
+        )
 
 
 def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:

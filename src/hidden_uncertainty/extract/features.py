@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from ..arrays import is_array, to_tensor
 from ..model.tasks import Classification, Condition, MultiLabel, Prediction, Regression, Task, from_config
 from ..reduce import Reduce, Reduction
 from ..uncertainty import LayerScores
-from .activations import refuse
 
 PART = 1 << 14  # rows in float64 at a time
 OUTPUTS = "outputs"  # the name of a term that reads the network's own outputs
@@ -357,6 +356,15 @@ def keys_of(z: Tensor) -> Tensor:
     # Digits that neither the unit of z nor rounding decides.
     digits = torch.frexp(sums).mantissa.abs() * 1000
     return digits - digits.floor()
+
+
+def refuse(what: str, wrong: Tensor, index: int | None) -> NoReturn:
+    """Raise an error about inputs that have something wrong, by a mask (n, ...)."""
+    bad, where = int(wrong.reshape(len(wrong), -1).any(1).sum()), "" if index is None else f" in batch {index}"
+    raise ValueError(
+        f"{what} for {bad} of {len(wrong)} inputs{where}: look for them in the inputs, or for an overflow in the "
+        "network's precision."
+    )
 
 
 def _tensor(name: str, values: Any) -> Tensor:

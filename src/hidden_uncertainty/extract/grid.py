@@ -22,12 +22,7 @@ CELLS = 1 << 22  # numbers of a tile: pixels times their dimensions
 
 
 def axis(places: int, pixels: int) -> Axis:
-    """Bilinear interpolation along one axis, as `torch.nn.functional.interpolate` with `align_corners=False`.
-
-    Example:
-        >>> axis(2, 4).share
-        tensor([0.0000, 0.2500, 0.7500, 0.0000], dtype=torch.float64)
-    """
+    """Bilinear interpolation along one axis, as `torch.nn.functional.interpolate` with `align_corners=False`."""
     center = torch.arange(pixels, dtype=torch.float64, device="cpu") + 0.5
     at = (center * (places / pixels) - 0.5).clamp(0, places - 1)
     low = at.long()
@@ -35,12 +30,7 @@ def axis(places: int, pixels: int) -> Axis:
 
 
 def nearest(label: Tensor, size: Size) -> Tensor:
-    """Labels (n, H, W) at the nearest pixels of another grid, (n, *size), as mode `"nearest-exact"`.
-
-    Example:
-        >>> nearest(torch.arange(4)[None, None], (1, 2))
-        tensor([[[1, 3]]])
-    """
+    """Labels (n, H, W) at the nearest pixels of another grid, (n, *size), as mode `"nearest-exact"`."""
     for dim, wanted in enumerate(size, start=1):
         if label.shape[dim] != wanted:
             at = (torch.arange(wanted, dtype=torch.float64, device="cpu") + 0.5) * (label.shape[dim] / wanted)
@@ -55,13 +45,6 @@ class LatentMap:
         maps: (n, h, w, C) of any floating dtype, a copy of its own.
         patch: k, odd: each vector holds the k x k places around, zeros beyond the edge, in the order of `unfold`.
         size: the grid to read at.
-
-    Example:
-        >>> latent = LatentMap(torch.arange(4.0).reshape(1, 2, 2, 1), 1, (4, 4))
-        >>> latent.band(slice(0, 1), 0, 1)[:, 0]               # the first row of pixels of the first image
-        tensor([0.0000, 0.2500, 0.7500, 1.0000])
-        >>> latent.at(0, torch.tensor([5]))                    # the sixth pixel: second row, second column
-        tensor([[0.7500]])
     """
 
     def __init__(self, maps: Tensor, patch: int, size: Size) -> None:

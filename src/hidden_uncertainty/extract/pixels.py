@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from ..io import plain
+from ..io import is_int, plain
 from ..model.tasks import Task
 
 Resolution = Literal["output", "latent"]
@@ -64,7 +64,7 @@ class Pixels:
             raise ValueError(f"resolution must be one of {get_args(Resolution)}, not {self.resolution!r}.")
         for name in ("patch", "per_class", "reservoir"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_int(value) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
         if self.patch % 2 == 0:
             raise ValueError(f"patch must be odd, so that it has a middle, not {self.patch}.")
@@ -84,12 +84,7 @@ class Pixels:
         return tuple(self.ignore) if isinstance(self.ignore, Sequence) else (self.ignore,)
 
     def valid(self, label: Tensor) -> Tensor:
-        """Which pixels count, by their labels.
-
-        Example:
-            >>> Pixels(ignore=255).valid(torch.tensor([[0, 255]]))
-            tensor([[ True, False]])
-        """
+        """Which pixels count, by their labels."""
         if not label.is_floating_point():
             label = label.long()  # compared as bytes, 255 would be -1
         valid = ~label.isnan()
@@ -98,12 +93,7 @@ class Pixels:
         return valid
 
     def image_score(self, scores: Tensor) -> Tensor:
-        """The lowest of an image's scores (m,) that at most a `share` of them exceeds.
-
-        Example:
-            >>> Pixels(share=0.25).image_score(torch.tensor([4.0, 1.0, 3.0, 2.0]))
-            tensor(3.)
-        """
+        """The lowest of an image's scores (m,) that at most a `share` of them exceeds."""
         above = int(self.share * len(scores))
         above += (above + 1) / len(scores) <= self.share  # 0.29 * 100 rounds to just below 29
         return scores.kthvalue(len(scores) - above).values
@@ -131,14 +121,6 @@ class Reservoir:
     Args:
         size: the most rows kept, unless there are more groups; a quarter more are held on the way.
         groups: how many there are.
-
-    Example:
-        >>> reservoir = Reservoir(3, groups=2)
-        >>> for key in (3, 1, 2, 4):
-        ...     z = torch.tensor([10 * key])
-        ...     reservoir.add(torch.tensor([key // 4]), torch.tensor([key]), lambda rows: {"z": z[rows]})
-        >>> reservoir.rows()["z"]
-        tensor([10, 20, 40])
     """
 
     def __init__(self, size: int, groups: int) -> None:
@@ -211,12 +193,7 @@ class Reservoir:
 
 
 def share_evenly(counts: Tensor, size: int) -> Tensor:
-    """How many of each group to keep, at most `size` together: all, or a number that is the same for all others.
-
-    Example:
-        >>> share_evenly(torch.tensor([5, 100, 50]), 45)
-        tensor([ 5, 20, 20])
-    """
+    """How many of each group to keep, at most `size` together: all, or a number that is the same for all others."""
     low, high = 1, max(1, int(counts.max()))
     while low < high:
         middle = (low + high + 1) // 2

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..density import Sums
 from ..extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
-from ..extract.activations import check_count
-from ..model.batches import Batch, count
+from ..extract.extractor import check_count
+from ..model.batches import Adapter, Batch, batches, count, dtype_of, leaves
 from ..model.capture import device_of
 from ..model.identity import describe
 from ..model.tasks import MultiLabel
@@ -21,9 +22,14 @@ from ..progress import bars
 from ..reduce import Reduction
 from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_classes
 from ..scoring.head import SAMPLE
-from ..scoring.repeats import Kept, read_again
 from ..team import Team, team, together
 from .state import Spill, State
+
+INPUTS = 150  # read again, at most; of a long loader, at least 60
+TOGETHER = 10  # of one batch at least, where it has them
+BYTES = 1 << 28  # kept of them, at most
+
+Rows = TypeVar("Rows", Batch, Features)
 
 
 @contextmanager
@@ -56,7 +62,7 @@ def fit_loader(
     kept, unseen, streams = None, None, not isinstance(sums_of(detector), str)
     data: State | Features | None = None
     if holdout is not None and not isinstance(loader, Iterator):
-        loader = kept = detector._kept(loader)
+        loader = kept = _kept(detector, loader)
     if streams and detector._fits and holdout is None:
         data = gather(detector, loader)
     elif detector._fits or detector.reader.learns or holdout is not None:
@@ -105,7 +111,7 @@ def read_unseen(
     """What was read of unseen data, and some of their inputs, to be read again."""
     with team().step():
         warn_of_padding(loader)
-        kept = detector._kept(loader)
+        kept = _kept(detector, loader)
         return detector._unseen(kept, reductions or detector._unfitted().head.reductions), kept
 
 
@@ -267,3 +273,67 @@ def warn_of_padding(loader: Any) -> None:
 
 def _name(detector: Any) -> str:
     return type(detector).__name__ + ("" if detector.pixels is None else " with pixels=")
+
+
+class Kept:
+    """A loader some of whose inputs are kept, as copies: read again, alone, their scores differ by rounding.
+
+    They are spread over all batches, as those of one class may come together and differ from the others by more.
+    """
+
+    def __init__(self, loader: Iterable[Any], unpack: Adapter | None = None, dtype: torch.dtype | None = None) -> None:
+        self.loader, self.unpack, self.dtype = loader, unpack, dtype
+        self.batches: list[Batch] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.batches, every = [], 1
+        for place, batch in enumerate(batches(self.loader, self.unpack, dtype=self.dtype)):
+            if place % every == 0 and len(batch):
+                each = sum(tensor.nbytes for tensor in leaves((batch.args, batch.kwargs), Tensor)) // len(batch)
+                room = max(1, min(INPUTS, BYTES // max(each, 1)))
+                share = min(room, max(TOGETHER, room // (len(self.batches) + 1)))
+                self.batches = [_some(part, share).clone() for part in (*self.batches, batch)]
+                if sum(map(len, self.batches)) > room:
+                    self.batches, every = self.batches[::2], 2 * every
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+
+def _kept(detector: Any, loader: Iterable[Any]) -> Kept:
+    return Kept(loader, detector.reader.unpack, dtype_of(detector.model))
+
+
+def read_again(
+    kept: Kept | None, unseen: Unseen, read: Callable[[Batch], Reading]
+) -> Iterator[tuple[Reading, list[Reading]]]:
+    """Readings of some inputs together, and of each alone, as `read` runs the network on a batch.
+
+    Without inputs, or where the network cannot be run on one, rows of the features are taken apart instead.
+    """
+    try:
+        for batch in [] if kept is None else kept.batches:
+            # A copy, as networks may write into their inputs.
+            yield read(batch.clone()), [_single(read(batch[i : i + 1])) for i in range(len(batch))]
+        if kept is not None:
+            return
+    except Exception as error:  # whatever a network makes of a single input
+        note(
+            f"the network does not take a single input ({type(error).__name__}: {error}), so that how far scores "
+            "depend on the batch is measured without it."
+        )
+    if isinstance(unseen, Features) and len(unseen):
+        some = _some(unseen, INPUTS)
+        yield next(some.readings()), [next(some[i : i + 1].readings()) for i in range(len(some))]
+
+
+def _some(inputs: Rows, most: int) -> Rows:
+    """At most so many of them, evenly spread."""
+    return inputs[:: -(-len(inputs) // most)]
+
+
+def _single(reading: Reading) -> Reading:
+    if len(reading.prediction.value) != 1:
+        raise ValueError(f"predictions {tuple(reading.prediction.value.shape)} for one input")
+    return reading

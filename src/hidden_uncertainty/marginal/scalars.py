@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..io import expect, plain
+from ..io import expect, is_int, plain
 from .continuous import Continuous
 
 FARTHEST = 500.0  # logarithm of a number that is still one
@@ -167,7 +167,7 @@ class Histogram(Continuous):
     ) -> None:
         super().__init__(points=points, low=low, high=high)
         bins = plain(bins)
-        if bins != "auto" and (not isinstance(bins, int) or isinstance(bins, bool) or bins < 1):
+        if bins != "auto" and (not is_int(bins) or bins < 1):
             raise ValueError(f"bins must be 'auto' or a whole number of at least 1, not {bins!r}.")
         self.bins = bins
 

@@ -38,11 +38,6 @@ def evaluated(model: nn.Module, work: Callable[[], T], *, exclusive: bool = Fals
     Buffers that a run changes in evaluation mode too, such as moving averages, are put back. Which do is learnt from a
     module's first run in this process: one that begins to change its buffers later is not noticed. `exclusive` takes
     the lock even where nothing is to change here, because `work` changes something itself.
-
-    Example:
-        >>> model = nn.Dropout()
-        >>> evaluated(model, lambda: model.training), model.training
-        (False, True)
     """
     before = _switched
     found = _survey(model)

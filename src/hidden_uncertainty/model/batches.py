@@ -32,13 +32,7 @@ _HELP = (
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs for one call of the model, `model(*args, **kwargs)`, and their labels where there are any.
-
-    Example:
-        >>> batch = Batch((torch.zeros(3, 4),), {}, torch.tensor([0, 1, 1]))
-        >>> len(batch), len(set(batch.digests()))
-        (3, 1)
-    """
+    """Inputs for one call of the model, `model(*args, **kwargs)`, and their labels where there are any."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -110,12 +104,7 @@ class Batch:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
-    """The model's precision, which arrays are brought to: that of its first parameter in floating point, if any.
-
-    Example:
-        >>> dtype_of(nn.Linear(4, 8))
-        torch.float32
-    """
+    """The model's precision, which arrays are brought to: that of its first parameter in floating point, if any."""
     whole = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     return next((parameter.dtype for parameter in model.parameters() if parameter.dtype in whole), None)
 
@@ -145,11 +134,6 @@ def unpack(batch: Any, adapter: Adapter | None = None, dtype: torch.dtype | None
         batch: one item of the loader.
         adapter: for anything else, a function of the item that returns `(inputs, label)`.
         dtype: of inputs that are arrays in floating point; None leaves their precision.
-
-    Example:
-        >>> batch = unpack({"input_ids": torch.zeros(2, 5), "labels": torch.tensor([0, 1])})
-        >>> list(batch.kwargs), batch.label
-        (['input_ids'], tensor([0, 1]))
     """
     if isinstance(batch, Batch):
         return batch
@@ -190,11 +174,6 @@ def called(
 
     A tensor or an array is an input, and so is what holds none, such as a list of texts, unless there is an adapter.
     `**batch` is the same as `batch`.
-
-    Example:
-        >>> x, y = torch.zeros(2, 5), torch.tensor([0, 1])
-        >>> len(called(((x, y),), {}).args), len(called((x, y), {}).args)
-        (1, 2)
     """
     item = kwargs if not args else args[0] if len(args) == 1 and not kwargs else None
     if item is not None and not _is_data(item) and not (kwargs and adapter):
@@ -210,12 +189,7 @@ def batches(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Iterator[Batch]:
-    """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others.
-
-    Example:
-        >>> [len(batch) for batch in batches([torch.zeros(3, 4), torch.zeros(2, 4)])]
-        [3, 2]
-    """
+    """Yield what a loader gives, unpacked and on the device; batches without inputs only where there are no others."""
     if isinstance(loader, Tensor | Mapping | str) or is_array(loader):
         raise TypeError(f"a loader gives batches, but {_kind(loader)} came; wrap one batch as [batch]")
     if isinstance(loader, tuple | list) and len(loader) == 2 and _is_pair(*loader):

@@ -46,12 +46,6 @@ def run(
 
     Taps of `before` are given the tuple of a layer's inputs, just before it runs; what the others return comes back by
     name, beside the model's output. The name `""` is the model itself.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> output, kept = run(model, {"1": lambda z: z.mean(1)}, (torch.randn(3, 4),), {})
-        >>> output.shape, kept["1"].shape
-        (torch.Size([3, 2]), torch.Size([3]))
     """
     kept: dict[str, Any] = {}
     calls: dict[tuple[str, bool], int] = {}
@@ -89,12 +83,6 @@ def lend(
     Meanwhile it is in evaluation mode without gradients; afterwards it is what it was before. Callbacks of `before`
     come before a layer runs, with None as the output. `exclusive` lets no other thread change a model meanwhile,
     because `work` changes something that they share.
-
-    Example:
-        >>> model, shapes = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), []
-        >>> callbacks = {"0": lambda output, args, kwargs: shapes.append(output.shape)}
-        >>> lend(model, callbacks, lambda inner: inner(torch.randn(3, 4))).shape, shapes
-        (torch.Size([3, 8]), [torch.Size([3, 8])])
     """
     layers = find(model, [*callbacks, *(before or ())])
     scripted = [name for name, layer in layers.items() if isinstance(layer, torch.jit.ScriptModule)]
@@ -146,10 +134,6 @@ def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
 
     Wrappers are seen through: names are those of the wrapped model, with or without `module.` and `_orig_mod.`, also
     once the wrapper is gone. The name `""` is the model itself.
-
-    Example:
-        >>> find(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ["1"])
-        {'1': ReLU()}
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -167,12 +151,7 @@ def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
 
 
 def named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each layer once with its dotted name, as `find` understands it: `named_modules()` without the wrappers.
-
-    Example:
-        >>> [name for name, _ in named(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))]
-        ['', '0', '1']
-    """
+    """Yield each layer once with its dotted name, as `find` understands it: `named_modules()` without the wrappers."""
     seen: set[nn.Module] = set()
     stack: list[tuple[str, nn.Module]] = [("", model)]
     while stack:
@@ -186,12 +165,7 @@ def named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
-    """The known names most likely meant, at most `count`: those with the same ending first, then those spelled alike.
-
-    Example:
-        >>> nearest("fc", ["backbone.conv", "backbone.fc", "fc1"])
-        ['backbone.fc', 'fc1']
-    """
+    """The known names most likely meant, at most `count`: those with the same ending, then those spelled alike."""
     known = [other for other in known if other]
     ending = [other for other in known if other.endswith(f".{name}") or name.endswith(f".{other}")]
     alike = difflib.get_close_matches(name, known, n=count, cutoff=0.4)
@@ -199,12 +173,7 @@ def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Return the device of the model's first parameter or buffer, or `None` when it has neither.
-
-    Example:
-        >>> device_of(nn.Linear(4, 8))
-        device(type='cpu')
-    """
+    """Return the device of the model's first parameter or buffer, or `None` when it has neither."""
     for kind in ("_parameters", "_buffers"):
         for module in model.modules():
             for tensor in getattr(module, kind).values():

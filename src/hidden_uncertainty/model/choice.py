@@ -76,13 +76,6 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
 
     The head is the layer with weights whose output is the network's own, as it is or up to a softmax, a sigmoid, a mean
     over places or tokens, or one token. It is found by running the model on a batch, not by its name.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> for choice in choose_layers(model, Batch((torch.randn(9, 4),), {}, None)):
-        ...     print(choice)
-        the output of '0' (after 1 of 2 layers with weights before the head)
-        the input of '4' (read by the layer that gives the network's output)
     """
     few = _telling(batch).clone()
     try:

@@ -17,16 +17,7 @@ SEVERAL = (
 
 
 def infer_task(output: Any, label: Tensor | None, select: int | str | None, *, pixels: bool = False) -> Task:
-    """The task that an output and labels leave no doubt about; an error that asks, where they do.
-
-    Example:
-        >>> infer_task(torch.randn(8, 10), None, None).name
-        'classification'
-        >>> infer_task(torch.randn(8, 1), torch.randn(8), None).name
-        'regression'
-        >>> infer_task(torch.randn(8, 1, 5, 5), torch.randn(8, 5, 5), None, pixels=True).name
-        'regression'
-    """
+    """The task that an output and labels leave no doubt about; an error that asks, where they do."""
     scores = tensor_of(output, select)
     if several_labels(scores, label):
         raise ValueError(f"{SEVERAL} If they are numbers, pass task='regression'.")

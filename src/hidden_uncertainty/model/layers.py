@@ -29,13 +29,7 @@ class LayerInfo:
 
 
 class LayerTree:
-    """The layers of a model in the order they are registered: printable, iterable, and indexable by name.
-
-    Example:
-        >>> tree = layers(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(3, 4), show=False)
-        >>> tree["1"].kind, [entry.name for entry in tree if entry.width == 8]
-        ('ReLU', ['', '0', '1'])
-    """
+    """The layers of a model in the order they are registered: printable, iterable, and indexable by name."""
 
     def __init__(self, entries: list[LayerInfo]) -> None:
         self.entries = entries

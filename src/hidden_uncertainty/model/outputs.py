@@ -27,10 +27,6 @@ def select(output: Any, key: Key | None, where: str, argument: str = "select") -
             these leads further in: `(1, 0)` is the first part of the second.
         where: who returned it, for the error: `"layer 'encoder'"`.
         argument: which one the key came by, for the error.
-
-    Example:
-        >>> select({"logits": torch.zeros(3, 2), "hidden": torch.zeros(3, 8)}, "logits", "the model").shape
-        torch.Size([3, 2])
     """
     return select_masked(output, key, where, argument)[0]
 

@@ -53,16 +53,6 @@ class StreamingPCA:
         oversample: l - `keep`; by default as many as `keep`, fewer (at least 32) where D × l would pass 144 MB.
         seed: of Ω.
         name: what errors call the data.
-
-    Example:
-        >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) @ torch.eye(3, 40) + 7
-        >>> pca = StreamingPCA(dim=40, keep=8)
-        >>> while not pca.done:
-        ...     for batch in x.split(100):
-        ...         pca.update(batch)
-        ...     pca.end_pass()
-        >>> pca.result().basis.shape    # the data has rank 3
-        torch.Size([40, 3])
     """
 
     EXACT_DIM = 2048  # up to here the whole D × D scatter is summed, in float64: 34 MB

@@ -1,24 +1,25 @@
-"""What a user decides by scores, with a promise: intervals, sets of classes, and which inputs to leave unanswered."""
+"""What a user decides by scores, with a promise: intervals, sets of classes, which inputs to leave unanswered."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..extract import Reading
 from ..io import expect
 from ..stored import Stored
 from ..uncertainty import LayerScores, Uncertainty
 from .calibration import check_share
 from .combination import Tail
-from .errors import filled
 
 if TYPE_CHECKING:
     from .fitted import Fitted
 
+Spread = Literal["variance", "expected_error"]  # what errors and intervals are in units of
 FEWEST = 50  # inputs, so that ten of them can say what is rare
 LEARN = 5  # one row in so many says what doubt is; the others certify
 UNFAMILIAR = 0.5  # weight beside ambiguity, where most mistakes on familiar inputs are: with 1, fewer are accepted
@@ -269,3 +270,20 @@ def _scored(what: str, u: Any) -> Uncertainty:
             "each label."
         )
     return u
+
+
+def unit_of(spread: Spread | None, reading: Reading, scores: LayerScores) -> Tensor | None:
+    """What errors are in units of, above zero; None are the output's own."""
+    variance = reading.prediction.variance
+    unit = scores.expected_error if spread == "expected_error" else None
+    if spread == "variance" and variance is not None:
+        unit = variance.sqrt()
+    return None if unit is None else unit.clamp(min=torch.finfo(unit.dtype).tiny)
+
+
+def filled(values: Tensor, where: Tensor | None, value: float) -> Tensor:
+    """The values, with another where a mask of inputs or pixels says so."""
+    if where is None:
+        return values
+    mask = where.to(values.device)
+    return values.masked_fill(mask.reshape(mask.shape + (1,) * (values.dim() - mask.dim())), value)

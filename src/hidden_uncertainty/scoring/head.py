@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -11,16 +12,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ..extract import AsIs, Features, Reading
-from ..model.tasks import Condition, whole_labels
-from ..notes import note
+from ..model.tasks import Condition, match_labels, whole_labels
+from ..notes import note, warn
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
 from ..team import team
 from ..uncertainty import LayerScores
-from . import errors
 from .calibration import Calibration
 from .combination import Combination
-from .decisions import Selection, both_scores, surprisals
+from .decisions import Selection, Spread, both_scores, filled, surprisals, unit_of
 from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
@@ -37,7 +37,7 @@ class FittedTerm(nn.Module):
         method: Method,
         calibration: Calibration | None = None,
         conformal: Calibration | None = None,
-        spread: errors.Spread | None = None,
+        spread: Spread | None = None,
     ) -> None:
         super().__init__()
         self.reduction, self.method = reduction, method
@@ -110,12 +110,12 @@ class Head(nn.Module):
             with without_autocast(device or reading.prediction.value.device):
                 scores = {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
         wrong = reading.unusable
-        return scores if wrong is None else {name: errors.without(some, wrong) for name, some in scores.items()}
+        return scores if wrong is None else {name: _without(some, wrong) for name, some in scores.items()}
 
     def combine(self, scores: Mapping[str, LayerScores], reading: Reading) -> Tensor:
         """One epistemic score from those of all terms."""
         together = self.combination({name: some.epistemic for name, some in scores.items()})
-        return errors.filled(together, reading.unusable, math.inf)  # whatever the signs of weights
+        return filled(together, reading.unusable, math.inf)  # whatever the signs of weights
 
     @gradients(False)
     def probabilities(self, reading: Reading) -> Tensor | None:
@@ -128,12 +128,12 @@ class Head(nn.Module):
         if not found:
             return None
         wrong = reading.unusable
-        return errors.filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
+        return filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
 
     def taught(self, features: Features) -> Head:
         """The head whose methods know what labels of data that nothing was fitted to teach them."""
-        label = whole_labels(features.label, features.prediction)
-        if label is None or bool((label < 0).any()) or bool((label >= (features.classes or 0)).any()):
+        label = _classes(features.label, features.prediction, features.classes)
+        if label is None:
             return self
         terms = {
             name: FittedTerm(term.reduction, term.method.taught(features.z[name], label.to(features.z[name].device)))
@@ -163,7 +163,7 @@ class Head(nn.Module):
         `again` are some of the inputs, together and each alone, read when all of `unseen` are: their scores differ by
         rounding, which ties must not be lost to.
         """
-        spreads: dict[str, errors.Spread | None] = {}
+        spreads: dict[str, Spread | None] = {}
         twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}
         with team().step():
             known = self._gathered(unseen, condition, spreads)
@@ -203,25 +203,29 @@ class Head(nn.Module):
         return Head(terms, self.combination, combined, selection)
 
     def _gathered(
-        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, errors.Spread | None]
+        self, readings: Iterable[Reading], condition: Condition, spreads: dict[str, Spread | None]
     ) -> dict[Key, Tensor]:
         """All that is calibrated, one number per input; what errors are in units of is noted in `spreads`."""
         found: dict[Key, list[Tensor]] = {}
         for reading in readings:
-            errors.refuse_unusable(reading)
-            scores = self.score(reading)
+            wrong, value = reading.unusable, reading.prediction.value
+            if wrong is not None and bool(wrong.any()):
+                raise ValueError(f"{_unusable(int(wrong.sum()), _rows(reading), reading)} to calibrate with: {_HELP}")
+            scores, label = self.score(reading), reading.label
+            numbers = value.is_floating_point() and label is not None and label.numel() == value.numel()
             amounts: dict[Key, Tensor] = {("surprise", ""): self.combine(scores, reading)}
             for name, some in scores.items():
                 amounts["surprise", name] = some.epistemic
-                if errors.has_errors(reading):
-                    spreads[name] = errors.spread_of(reading, some, condition)
-                    amounts["error", name] = errors.error_of(reading, errors.unit_of(spreads[name], reading, some))
-            label, probabilities, leading = errors.labels_of(reading), self.probabilities(reading), scores[self.leading]
-            if label is not None and probabilities is not None:
-                amounts["label", self.leading] = surprisals(probabilities).gather(1, label[:, None])[:, 0]
-            mistake = errors.mistakes_of(reading, label)
-            if mistake is not None:
-                spread = errors.unit_of(spreads.get(self.leading), reading, leading)
+                if numbers:
+                    spreads[name] = _spread(reading, some, condition)
+                    amounts["error", name] = _error(reading, unit_of(spreads[name], reading, some))
+            classes = _classes(label, value, reading.prediction.classes) if value.dim() == 1 else None
+            probabilities, leading = self.probabilities(reading), scores[self.leading]
+            if classes is not None and probabilities is not None:
+                amounts["label", self.leading] = surprisals(probabilities).gather(1, classes[:, None])[:, 0]
+            if classes is not None or (numbers and value.dim() != 3):
+                mistake = _error(reading, None) if classes is None else classes != value
+                spread = unit_of(spreads.get(self.leading), reading, leading)
                 both = both_scores(leading, amounts["surprise", ""], spread)
                 amounts["row", ""] = torch.cat([both, mistake[:, None].to(both)], 1)
             for key, values in amounts.items():
@@ -290,3 +294,62 @@ def _fitted(key: Key, scores: Tensor, twice: list[tuple[Tensor, Tensor]]) -> Cal
         )
     together, alone = (torch.cat(parts) for parts in zip(*twice, strict=True)) if twice else (scores[:0],) * 2
     return Calibration().fit(scores, (together, alone))
+
+
+def _spread(reading: Reading, scores: LayerScores, condition: Condition) -> Spread | None:
+    """What tells best how far off a prediction is: the network itself, then a density that was given labels.
+
+    A density that was given predictions says nothing about errors, but has a unit for each of several outputs.
+    """
+    if reading.prediction.variance is not None:
+        return "variance"
+    several = scores.expected_error is not None and scores.expected_error.dim() == 2
+    return "expected_error" if scores.expected_error is not None and (several or condition == "label") else None
+
+
+def _error(reading: Reading, unit: Tensor | None) -> Tensor:
+    """How far off predictions are, in units; the largest of several outputs. NaN where the label is not finite."""
+    value = reading.prediction.value
+    label, limits = match_labels(reading.label, value), torch.finfo(value.dtype)
+    error = (label - value).abs()
+    if unit is not None:
+        error = error / unit.to(error)
+    error = torch.where(label.isfinite(), error.clamp(max=limits.max), math.nan)
+    return error.amax(1) if error.dim() == 2 else error
+
+
+def _classes(label: Tensor | None, prediction: Tensor, classes: int | None) -> Tensor | None:
+    """The labels of inputs, where each is of a class that the network can predict."""
+    whole = whole_labels(label, prediction)
+    return None if whole is None or bool(((whole < 0) | (whole >= (classes or 0))).any()) else whole
+
+
+def _without(scores: LayerScores, where: Tensor) -> LayerScores:
+    """The scores, with a surprise of inf and nothing else known where a mask says so."""
+    known = {name: filled(value, where, math.nan) for name, value in vars(scores).items() if isinstance(value, Tensor)}
+    known["epistemic"] = filled(scores.epistemic, where, math.inf)
+    return replace(scores, **known)  # type: ignore[arg-type]
+
+
+def counted(readings: Iterable[Reading]) -> Iterator[Reading]:
+    """The readings as they come, and one warning after all of them if the network gave NaN or infinity for some."""
+    wrong = total = 0
+    for reading in readings:
+        wrong += 0 if reading.unusable is None else int(reading.unusable.sum())
+        total += _rows(reading)
+        yield reading
+    if wrong:
+        warn(f"{_unusable(wrong, total, reading)}, which counts as surprising: {_HELP}")
+
+
+_HELP = "look for it in the inputs, or for an overflow in the network's precision."
+
+
+def _rows(reading: Reading) -> int:
+    value = reading.prediction.value
+    return value.numel() if value.dim() == 3 else len(value)
+
+
+def _unusable(wrong: int, total: int, reading: Reading) -> str:
+    rows = "pixels" if reading.prediction.value.dim() == 3 else "inputs"
+    return f"the network gave NaN or infinity for {wrong:,} of {total:,} {rows}"

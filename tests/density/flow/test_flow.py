@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density import _train
+from hidden_uncertainty.density import flow as module
 from hidden_uncertainty.density._coupling import Couplings
-from hidden_uncertainty.density._train import Sample, Schedule, log_likelihood, train
-from hidden_uncertainty.density.flow import ConditionalFlow
+from hidden_uncertainty.density.flow import ConditionalFlow, Sample, Schedule, log_likelihood, train
 
 
 def small(**options: object) -> ConditionalFlow:
@@ -154,7 +153,7 @@ def test_goes_back_where_the_likelihood_is_nan(monkeypatch: pytest.MonkeyPatch) 
     """Once, and it goes on at half the rate from the best weights; again and again, and it says so."""
     z, y = rotating(100, seed=0)
     rates = []
-    step, likelihood = _train._Step, _train.log_likelihood
+    step, likelihood = module._Step, module.log_likelihood
 
     def noted(flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: torch.Generator) -> Any:
         rates.append(rate)
@@ -165,8 +164,8 @@ def test_goes_back_where_the_likelihood_is_nan(monkeypatch: pytest.MonkeyPatch) 
             return sample.u[0] * math.nan
         return likelihood(flow, sample)
 
-    monkeypatch.setattr(_train, "_Step", noted)
-    monkeypatch.setattr(_train, "log_likelihood", spoilt)
+    monkeypatch.setattr(module, "_Step", noted)
+    monkeypatch.setattr(module, "log_likelihood", spoilt)
     density = small(learning_rate=0.01).fit(z, y)
     assert rates == [0.01, 0.005]
     assert float((density.log_prob(z, y[:, None, None])[:, 0] - rotating_log_prob(z, y)).mean()) > -0.5
@@ -244,7 +243,7 @@ def test_a_recorded_step_is_the_step(batch_size: int | None, monkeypatch: pytest
     # 20 epochs cannot end by a patience of 30, which is said on every machine.
     with pytest.warns(UserWarning, match="did not converge in max_epochs=20"):
         recorded = small(batch_size=batch_size, max_epochs=20).fit(z, y)
-    monkeypatch.setattr(_train._Step, "__call__", _train._Step._learn)
+    monkeypatch.setattr(module._Step, "__call__", module._Step._learn)
     with pytest.warns(UserWarning, match="did not converge in max_epochs=20"):
         plain = small(batch_size=batch_size, max_epochs=20).fit(z, y)
     scores = [density.log_prob(z, y[:, None, None]) for density in (recorded, plain)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...progress import progress_bar
-from ..checks import check_reach
+from ..base import check_reach
 from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
 from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits
 from ._kmeans import kmeans

@@ -12,8 +12,7 @@ from ...arrays import pieces
 from ...io import expect
 from ...notes import warn
 from ...precision import precise
-from ..base import Density
-from ..checks import as_vectors, check_counts, check_covariance, check_dtype, check_numbers
+from ..base import Density, as_vectors, check_counts, check_covariance, check_dtype, check_numbers
 from ..directions import Directions, draw_holdout
 from ..linalg import Shrinkage, own_order
 from ._classes import ClassFit, fit_classes

@@ -14,8 +14,7 @@ from ...extract import Lattice
 from ...io import expect
 from ...notes import warn
 from ...precision import farthest, precise, saturate
-from ..base import Density
-from ..checks import check_amounts, check_classes, check_counts, check_covariance, check_dtype, match_classes
+from ..base import Density, check_amounts, check_classes, check_counts, check_covariance, check_dtype, match_classes
 from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
 from ._chunks import Chunks, fit_chunks
 from ._classes import ClassFit, fit_classes, fit_gaussians

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...stored import Stored
-from ..checks import check_amounts
+from ..base import check_amounts
 from ..linalg import Shrinkage, check_factor
 from ._classes import fit_gaussians
 from ._em import EMOptions, distances

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hidden_uncertainty import GaussianMixture, JointMixture, LatentDensity, Pixels
 from hidden_uncertainty.baselines import Credibility, DeepEnsemble, MCDropout, NearestNeighbours
 from hidden_uncertainty.detector import Detector
+from hidden_uncertainty.fitting import fit
+from hidden_uncertainty.fitting.fit import Kept
 from hidden_uncertainty.model.batches import Batch
-from hidden_uncertainty.scoring import repeats
-from hidden_uncertainty.scoring.repeats import Kept
 
 SIZES = (1, 2, 3, 5, 7, 64)
 FAR = torch.linspace(-5.1, 4.3, 8)  # what two in five inputs are
@@ -55,7 +55,7 @@ def running(threads: int) -> Iterator[None]:
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """With two, fewer inputs do: threads that wait for one another take their time on a busy machine."""
     if request.param == 2:
-        monkeypatch.setattr(repeats, "INPUTS", 5)
+        monkeypatch.setattr(fit, "INPUTS", 5)
     return request.param
 
 
@@ -220,15 +220,15 @@ def test_inputs_of_all_batches_are_kept_as_copies_within_bounds(monkeypatch: pyt
     for count in (1, 2, 5, 14, 40, 1000):
         kept = Kept(loader(count))
         assert [len(batch) for batch in kept] == [60] * count
-        assert 60 <= sum(map(len, kept.batches)) <= repeats.INPUTS
-        assert all(len(batch) > repeats.TOGETHER // 2 for batch in kept.batches)
+        assert 60 <= sum(map(len, kept.batches)) <= fit.INPUTS
+        assert all(len(batch) > fit.TOGETHER // 2 for batch in kept.batches)
         places = [float(batch.args[0].max()) for batch in kept.batches]
         assert [set(batch.label.tolist()) for batch in kept.batches] == [{place} for place in places]
         steps = {int(after - before) for before, after in pairwise([*places, count])}
         assert len(steps) == 1 if count <= 14 else max(steps) <= count / 7
     whole = Kept([torch.arange(1000.0)[:, None]])
     assert len(list(whole)) == 1 and float(whole.batches[0].args[0].max()) > 980
-    monkeypatch.setattr(repeats, "BYTES", 8 * 40)  # of two float32 each
+    monkeypatch.setattr(fit, "BYTES", 8 * 40)  # of two float32 each
     assert sum(map(len, Kept(loader(5)).batches)) == 0
     few = Kept(loader(5))
     assert sum(1 for _ in few) == 5 and 20 <= sum(map(len, few.batches)) <= 40
