@@ -193,6 +193,13 @@ FAMILIES: dict[str, Family] = {
         True,
         partial(_large, large.vit_cifar10),
     ),
+    "narrow-vit-cifar10": Family(
+        "CIFAR10, narrow transformer",
+        f"vision transformer of 4 blocks and 96 dimensions, {large.ADAM_SHORT}",
+        "test",
+        False,
+        partial(_large, large.narrow_vit_cifar10),
+    ),
     "text-clinc150": Family(
         "CLINC150",
         f"text transformer of 4 blocks and 128 dimensions, {large.ADAM_TEXT}",

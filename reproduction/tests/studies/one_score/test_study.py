@@ -198,6 +198,7 @@ CASES = {
     "narrow-cifar100": {"CIFAR10", "SVHN", "MNIST"},
     "resnet18-cifar100": {"CIFAR10", "SVHN", "MNIST"},
     "vit-cifar10": NEAR,
+    "narrow-vit-cifar10": NEAR,
     "text-clinc150": {"out of scope"},
 }
 
@@ -283,7 +284,10 @@ def test_other_families_of_an_earlier_result_are_kept(
     accuracies = {row["train"]: row["mean"] for row in result["rows"] if row["metric"] == "accuracy"}
     assert accuracies["MNIST"] == 0.9 and accuracies["digits 0-7"] > 0.5
     text = render(result)
-    assert "Not run yet, of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10, text-clinc150." in text
+    assert (
+        "Not run yet, of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10, narrow-vit-cifar10, text-clinc150."
+        in text
+    )
     assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
 
 
@@ -334,7 +338,7 @@ def test_variants_start_from_the_default_itself(hasty: None) -> None:
 def test_test_families_name_the_commit_that_they_were_run_at() -> None:
     text = shown({"text-clinc150": [record(0, 0.9, 0.8, 0.7)]})
     assert "The test families text-clinc150 were run at commit 0123456789." in text
-    assert "of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10.**" in text
+    assert "of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10, narrow-vit-cifar10.**" in text
 
 
 @pytest.fixture
