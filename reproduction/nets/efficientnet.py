@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 
 # Expansion, channels, blocks, stride and kernel of each stage (Tan & Le 2019, table 1; Lite keeps stem and widths)
 _STAGES = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5))

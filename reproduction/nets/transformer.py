@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 
 from .resnet18 import Standardise
 

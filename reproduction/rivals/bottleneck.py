@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hidden_uncertainty import Detector, Reduce
 from hidden_uncertainty.baselines.base import RowMethod
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.extract import Features
 from hidden_uncertainty.scoring.terms import Term
 

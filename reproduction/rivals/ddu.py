@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hidden_uncertainty import Detector
 from hidden_uncertainty.baselines import one_gaussian_per_class
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 
 from .base import Rival
 from .spectral import ResidualPerceptron

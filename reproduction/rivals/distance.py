@@ -13,7 +13,7 @@ from hidden_uncertainty import Detector
 from hidden_uncertainty.baselines import SoftmaxEntropy
 from hidden_uncertainty.baselines.base import LayerDetector
 from hidden_uncertainty.baselines.kernel import KernelRatio
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.extract import Features
 
 from .base import Rival, perceptron

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hidden_uncertainty import Detector
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.scoring.outputs import OutputMethod
 from hidden_uncertainty.scoring.terms import Scores, Term
 

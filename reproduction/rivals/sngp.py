@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hidden_uncertainty import Detector
 from hidden_uncertainty.baselines import Energy
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 
 from .base import Rival, draw
 from .spectral import ResidualPerceptron

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.progress import progress_bar
 
 from .stack import Data, Loss, Stack, StackOptions, subset

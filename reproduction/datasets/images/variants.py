@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hidden_uncertainty.demo import data as perturb
+from hidden_uncertainty import demo
 
 Resampling = Literal["antialias", "area", "sample"]
 _AT_ONCE = 1024  # images converted to floating point together: all of STL10 would need 4 bytes per value
@@ -45,7 +45,7 @@ def noisy(images: Tensor, deviation: float, *, seed: int = 0, clip: bool = False
         >>> bool(noisy(black, 0.5).min() < 0), bool(noisy(black, 0.5, clip=True).min() < 0)
         (True, False)
     """
-    result = perturb.add_noise(unit(images), deviation, seed=seed)
+    result = demo.add_noise(unit(images), deviation, seed=seed)
     return result.clamp(0, 1) if clip else result
 
 
@@ -65,7 +65,7 @@ def rotated(images: Tensor, degrees: float) -> Tensor:
     square = images.dim() == 4 and images.shape[2] == images.shape[3]
     if square and degrees % 90 == 0:
         return images.rot90(int(degrees // 90) % 4, dims=(2, 3))
-    return perturb.rotate(images, degrees)
+    return demo.rotate(images, degrees)
 
 
 def flipped(images: Tensor, direction: Literal["horizontal", "vertical"]) -> Tensor:
@@ -79,7 +79,7 @@ def flipped(images: Tensor, direction: Literal["horizontal", "vertical"]) -> Ten
         >>> flipped(torch.tensor([[[[0, 51]]]], dtype=torch.uint8), "horizontal")
         tensor([[[[0.2000, 0.0000]]]])
     """
-    return perturb.flip(unit(images), direction)
+    return demo.flip(unit(images), direction)
 
 
 def resized(images: Tensor, size: int, *, resampling: Resampling = "antialias") -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty.baselines import SoftmaxEntropy, one_gaussian_per_class
-from hidden_uncertainty.demo.network import built
+from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.metrics import auroc, rank_correlation
 
 from ...rivals import DDU, DUQ, SNGP, Bottleneck, Known, Plain, Rival, Schedule, train

@@ -17,8 +17,7 @@ from ..latent import LatentDensity
 from ..model.layers import layers
 from ..scoring.calibration import Calibration
 from ..uncertainty import Uncertainty
-from . import DigitsNet, Split, add_noise, flip, rotate, train
-from .data import digits
+from .training import DigitsNet, Split, add_noise, digits, flip, rotate, train
 
 LEFT_OUT = (8, 9)
 PARTS = ("train", "calibration", "test", "left_out")

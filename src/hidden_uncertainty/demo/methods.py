@@ -17,8 +17,7 @@ from ..comparison.measure import one_thread
 from ..density import GaussianMixture
 from ..latent import LatentDensity
 from ..progress import bars, track
-from . import Digits, DigitsNet, Split, add_noise, rotate, train
-from .data import digits
+from .training import Digits, DigitsNet, Split, add_noise, digits, rotate, train
 
 SETTINGS: dict[str, Any] = {
     "layer": "hidden.1",  # the linear layer's output, before its activation

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate, pad
 
 from ..density import GaussianMixture, JointMixture
 from ..extract import Extractor, PixelExtractor, Rows, activation_of
-from ..extract.grid import LatentMap
+from ..extract.pixel_extractor import LatentMap
 from ..marginal import Categorical
 from ..model.batches import Batch
 from ..model.capture import device_of, find

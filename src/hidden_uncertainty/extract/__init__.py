@@ -2,8 +2,7 @@
 
 from .extractor import Extractor
 from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Nothing, Population, Reading, Row, Rows, Unseen
-from .grid import Grid
-from .pixel_extractor import Later, PixelExtractor, label_maps
+from .pixel_extractor import Grid, Later, PixelExtractor, label_maps
 from .pixels import Pixels
 from .reader import NoNetwork, NoReader, Reader, Source, activation_of, require_sources
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hidden_uncertainty.model.infer import check_task, infer_task, warn_of_others
+from hidden_uncertainty.extract.reader import check_task, infer_task, warn_of_others
 from hidden_uncertainty.model.tasks import Classification, MultiLabel, Regression
 
 

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce
-from hidden_uncertainty.density.gaussian import _lattice
+from hidden_uncertainty.density.gaussian import _packed
 from hidden_uncertainty.extract import Grid, Lattice
-from hidden_uncertainty.extract import grid as module
-from hidden_uncertainty.extract.grid import LatentMap, nearest
+from hidden_uncertainty.extract import pixel_extractor as module
+from hidden_uncertainty.extract.pixel_extractor import LatentMap, nearest
 from hidden_uncertainty.marginal import Categorical
 from hidden_uncertainty.model.tasks import Prediction
 from hidden_uncertainty.reduce import Reduction
@@ -215,7 +215,7 @@ def scene(places: tuple[int, int], size: tuple[int, int]) -> tuple[Head, Grid]:
 
 def test_memory_is_bounded_for_large_images(monkeypatch: pytest.MonkeyPatch, asked: list[Lattice]) -> None:
     head, grid = scene((256, 512), (1024, 2048))
-    monkeypatch.setattr(_lattice, "BAND", 1 << 20)
+    monkeypatch.setattr(_packed, "BAND", 1 << 20)
     with Largest() as seen:
         scores = head.score(grid)["layer"]
     assert len(asked) == 1 and scores.epistemic.shape == (1, 1024, 2048)
