@@ -181,13 +181,7 @@ class Uncertainty(_Alarm):
         return self.to("cpu")
 
     def numpy(self) -> dict[str, np.ndarray]:
-        """Copies of all fields by name, with `"surprising"` where there is a threshold, and `"LAYER.epistemic"`.
-
-        Example:
-            >>> u = Uncertainty(prediction=torch.tensor([7, 1]), epistemic=torch.tensor([1.0, 9.0]), threshold=5.0)
-            >>> u.numpy()["surprising"]
-            array([False,  True])
-        """
+        """Copies of all fields by name, with `"surprising"` where there is a threshold, and `"LAYER.epistemic"`."""
         found = _tensors(self)
         if self.threshold is not None:
             found["surprising"] = self.surprising
@@ -229,13 +223,7 @@ class Uncertainty(_Alarm):
 
     @classmethod
     def cat(cls, results: Sequence[Self]) -> Self:
-        """Put results of several batches together; they must have the same fields, layers and threshold.
-
-        Example:
-            >>> u = Uncertainty(prediction=torch.tensor([7, 1]), epistemic=torch.tensor([1.0, 9.0]))
-            >>> len(Uncertainty.cat([u, u[0]]))
-            3
-        """
+        """Put results of several batches together; they must have the same fields, layers and threshold."""
         if not results:
             raise ValueError("there are no results to put together: expected at least one")
         first = results[0]

@@ -92,13 +92,7 @@ def hardware() -> str:
 
 
 def detection(known: Uncertainty, unknown: Uncertainty) -> dict[str, float]:
-    """How well the epistemic score tells unknown inputs from known ones.
-
-    Example:
-        >>> u = Uncertainty(prediction=torch.zeros(4), epistemic=torch.tensor([0.1, 0.2, 0.9, 0.3]))
-        >>> detection(u[:2], u[2:])
-        {'auroc': 1.0, 'average precision': 1.0, 'fpr95': 0.0}
-    """
+    """How well the epistemic score tells unknown inputs from known ones."""
     scores = {"negative": known.epistemic, "positive": unknown.epistemic}
     return {
         "auroc": metrics.auroc(**scores),
@@ -108,13 +102,7 @@ def detection(known: Uncertainty, unknown: Uncertainty) -> dict[str, float]:
 
 
 def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -> dict[str, float]:
-    """How large the errors are, and how well each score ranks them; nothing without labels.
-
-    Example:
-        >>> u = Uncertainty(prediction=torch.tensor([1, 1]), epistemic=torch.tensor([0.1, 0.2]))
-        >>> errors(u, torch.tensor([1, 0]))
-        {'accuracy': 0.5, 'aurc epistemic': 0.25}
-    """
+    """How large the errors are, and how well each score ranks them; nothing without labels."""
     if label is None:
         return {}
     prediction = u.prediction

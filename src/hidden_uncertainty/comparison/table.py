@@ -25,12 +25,7 @@ Part = Mapping[str, tuple[str, Callable[[float], str]]]  # what a metric is call
 
 
 def significant(value: float) -> str:
-    """Three significant digits, without an exponent.
-
-    Example:
-        >>> significant(0.020123), significant(12.345), significant(0)
-        ('0.0201', '12.3', '0')
-    """
+    """Three significant digits, without an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
@@ -98,11 +93,6 @@ class Comparison:
             method: its name, or `FORWARD` for the network alone.
             metric: one of those that `compare` lists.
             ood: which data is to be detected, for `auroc`, `average precision` and `fpr95`; None for the others.
-
-        Example:
-            >>> rows = [{"method": "density", "ood": "letters", "metric": "auroc", "value": 0.975}]
-            >>> Comparison(rows).value("density", "auroc", "letters")
-            0.975
         """
         measured = [row["metric"] for row in self.rows]
         for what, name, known in (
@@ -119,13 +109,7 @@ class Comparison:
 
     @classmethod
     def mean(cls, runs: Sequence[Self]) -> Self:
-        """The mean of several runs of one comparison, each row with its deviation over the runs.
-
-        Example:
-            >>> run = Comparison([{"method": "density", "ood": None, "metric": "accuracy", "value": 0.5}])
-            >>> Comparison.mean([run, run]).rows
-            [{'method': 'density', 'ood': None, 'metric': 'accuracy', 'value': 0.5, 'std': 0.0, 'n': 2}]
-        """
+        """The mean of several runs of one comparison, each row with its deviation over the runs."""
         if not runs:
             raise ValueError("there are no comparisons to average: expected at least one.")
         values: dict[tuple[str, str | None, str], list[float]] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +25,13 @@ from ..reduce import Reduction
 from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_classes
 from ..scoring.head import SAMPLE
 from ..team import Team, team, together
-from .state import Spill, State
+from .state import Rows, State
 
 INPUTS = 150  # read again, at most; of a long loader, at least 60
 TOGETHER = 10  # of one batch at least, where it has them
 BYTES = 1 << 28  # kept of them, at most
 
-Rows = TypeVar("Rows", Batch, Features)
+Some = TypeVar("Some", Batch, Features)
 
 
 @contextmanager
@@ -53,8 +55,10 @@ def fit_loader(
     if spill is not None and (holdout is not None or team().size > 1):
         raise ValueError("spill= is for one process (process_group=False), and for calibration= instead of holdout=.")
     if spill is not None and detector._fits:
-        with Spill(spill) as files:
-            return fit_data(detector, gather(detector, loader, files=files), calibration), None
+        if not Path(spill).is_dir():
+            raise FileNotFoundError(f"spill={str(spill)!r} is no folder: make it first.")
+        with TemporaryDirectory(prefix="hidden-uncertainty-", dir=spill, ignore_cleanup_errors=True) as folder:
+            return fit_data(detector, gather(detector, loader, folder=Path(folder)), calibration), None
     if calibration is not None and holdout is not None:
         raise ValueError("pass calibration or holdout, not both.")
     if holdout is not None and not 0 < holdout < 1:
@@ -189,16 +193,16 @@ def gather(
     detector: Any,
     loader: Iterable[Any],
     reductions: Mapping[str, Reduction] | None = None,
-    files: Spill | None = None,
+    folder: Path | None = None,
 ) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
-    sums = _require_sums(detector, chunks=files is not None)
+    sums = _require_sums(detector, chunks=folder is not None)
     crew, reader = team(), detector.reader
     assert isinstance(reader, Extractor)
     state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
-    if files is not None:
+    if folder is not None:
         on_disk = [name for name, term in detector.terms.items() if term.method.chunks]
-        state.rows = {name: files.rows(name) for name in on_disk}
+        state.rows = {name: Rows(folder / str(place), name) for place, name in enumerate(on_disk)}
     if reductions is None:
         reductions, stream, seen = reader.prepare(loader)
     else:
@@ -227,8 +231,7 @@ def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tup
     with crew.step():
         warn_of_padding(loader)
     features, apart = reader.fit(loader, holdout=holdout)
-    apart = apart if apart is not None or not holdout else Nothing()
-    apart = apart if holdout else None
+    apart = None if not holdout else Nothing() if apart is None else apart
     if crew.size == 1 or not reader.gathers:
         return features, apart
     if detector._fits:
@@ -328,7 +331,7 @@ def read_again(
         yield next(some.readings()), [next(some[i : i + 1].readings()) for i in range(len(some))]
 
 
-def _some(inputs: Rows, most: int) -> Rows:
+def _some(inputs: Some, most: int) -> Some:
     """At most so many of them, evenly spread."""
     return inputs[:: -(-len(inputs) // most)]
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
@@ -190,35 +187,6 @@ class State:
                 classes=header["classes"],
             )
         return state
-
-
-class Spill:
-    """A fresh folder within another, which is removed with all that is in it at the end of a `with` block.
-
-    Example:
-        >>> with tempfile.TemporaryDirectory() as folder, Spill(folder) as spill:
-        ...     rows = spill.rows("layer")
-        ...     rows.append(torch.ones(3, 2), torch.tensor([0, 1, 1]))
-        ...     [len(z) for z, y in rows], rows.count
-        ([3], tensor([1, 2]))
-    """
-
-    def __init__(self, folder: str | PathLike[str]) -> None:
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f"spill={str(folder)!r} is no folder: make it first.")
-        self.folder = Path(tempfile.mkdtemp(prefix="hidden-uncertainty-", dir=folder))
-        self._terms = 0
-
-    def rows(self, name: str) -> Rows:
-        """New files for the rows of a term."""
-        self._terms += 1
-        return Rows(self.folder / str(self._terms), name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Rows:

@@ -110,12 +110,7 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
 
 
 def names_of(model: nn.Module) -> tuple[str, ...]:
-    """What a model calls the inputs that it takes by their place; none where it takes whatever comes.
-
-    Example:
-        >>> names_of(nn.Linear(4, 8))
-        ('input',)
-    """
+    """What a model calls the inputs that it takes by their place; none where it takes whatever comes."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):  # of TorchScript

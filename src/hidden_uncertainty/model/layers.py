@@ -105,13 +105,7 @@ def layers(model: nn.Module, example: Any, *, depth: int | None = None, show: bo
 
 
 def with_names(model: nn.Module | None, given: Any) -> Any:
-    """The same with dotted names in place of the model's own modules: of one, in a list, or as keys of a mapping.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-        >>> with_names(model, model[1]), with_names(model, [model[0], "1"]), with_names(model, {model[1]: 0.5})
-        ('1', ['0', '1'], {'1': 0.5})
-    """
+    """The same with dotted names in place of the model's own modules: of one, in a list, or as keys of a mapping."""
     if isinstance(given, Mapping):
         return {with_names(model, key): value for key, value in given.items()}
     if isinstance(given, tuple | list):

@@ -62,10 +62,6 @@ class Calibration(Stored):
         Args:
             scores: one per input.
             again: scores of some inputs, (m,), when they come together, and when each comes alone.
-
-        Example:
-            >>> Calibration().fit(torch.tensor([3.0, 1.0, 2.0])).scores
-            tensor([1., 2., 3.])
         """
         if scores.dim() != 1 or len(scores) == 0:
             raise ValueError(
@@ -86,10 +82,6 @@ class Calibration(Stored):
 
         A tie counts against the alarm. NaN is an error; an exported graph, which cannot raise one, gives it the lowest
         p-value.
-
-        Example:
-            >>> Calibration().fit(torch.tensor([1.0, 2.0, 2.0])).p_value(torch.tensor([2.0, 2.5])).tolist()
-            [0.75, 0.25]
         """
         n = self._fitted()
         # Both in the wider of their precisions, as `surprising` compares.
@@ -134,12 +126,7 @@ class Calibration(Stored):
         return self._reached(rank, needed, what, "a higher rate")
 
     def covering(self, coverage: float) -> float:
-        """The score that at least a share `coverage` of in-distribution inputs stays within.
-
-        Example:
-            >>> round(Calibration().fit(torch.arange(1000.0)).covering(0.99))
-            990
-        """
+        """The score that at least a share `coverage` of in-distribution inputs stays within."""
         # 1 - 0.9 is a little less than 0.1 in floats, which would ask for one rank more.
         beyond = round(1 - check_share("coverage", coverage), 12)
         return self._reached(*_marginal_rank(self._fitted(), beyond), f"a coverage of {coverage}", "a lower one")

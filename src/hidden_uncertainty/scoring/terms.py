@@ -106,13 +106,7 @@ class Method(Stored, ABC):
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One part of a detector.
-
-    Example:
-        >>> from hidden_uncertainty.scoring.bayes import DensityMethod
-        >>> Term(DensityMethod(), "layer3").name
-        'layer3'
-    """
+    """One part of a detector."""
 
     method: Method  # what to fit; it says what is wanted and stays as it is
     layer: str | None = None  # the dotted name of a layer, or None for the network's own outputs
@@ -169,13 +163,7 @@ def by_name(terms: Sequence[Term]) -> dict[str, Term]:
 def chosen_layers(
     model: nn.Module | None, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
 ) -> dict[str, Reduce]:
-    """How each layer is reduced, by name; `reduce` and `max_dim` are for those that do not say it themselves.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> chosen_layers(model, ["0", model[1]], "channels")["1"].how
-        'channels'
-    """
+    """How each layer is reduced, by name; `reduce` and `max_dim` are for those that do not say it themselves."""
     names = with_names(model, layers)
     if isinstance(names, str):
         names = [names]
