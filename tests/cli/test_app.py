@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hidden_uncertainty import Comparison, __version__
 from hidden_uncertainty.cli.app import app
-from hidden_uncertainty.demo import methods
+from hidden_uncertainty.demo import measure
 from hidden_uncertainty.demo import show as demo_module
 
 
@@ -104,7 +104,7 @@ def test_compare_prints_and_writes_what_it_found(tmp_path: Path, monkeypatch: py
     rows = [{"method": "energy", "ood": "digits 8-9", "metric": "auroc", "value": 0.9, "std": 0.1, "n": 2}]
     found = Comparison(rows, {**about, "device": "cpu", "hardware": "a machine", "versions": {}})
     asked = []
-    monkeypatch.setattr(methods, "run", lambda **options: asked.append(options) or found)
+    monkeypatch.setattr(measure, "compare_methods", lambda **options: asked.append(options) or found)
     result = CliRunner().invoke(app, ["compare", "--seeds", "2", "--quick", "--out", str(tmp_path / "new")])
     assert result.exit_code == 0, result.output
     assert asked == [{"seeds": range(2), "quick": True}]

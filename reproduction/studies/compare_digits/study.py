@@ -1,4 +1,4 @@
-"""All methods on digits that a small network never saw: `hidden_uncertainty.demo.methods` as a result file."""
+"""All methods on digits that a small network never saw: `hidden-uncertainty compare` as a result file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hidden_uncertainty.comparison import Comparison
-from hidden_uncertainty.demo import digits, methods
+from hidden_uncertainty.demo import digits, measure
 
 from ...results import Study, digest
 
@@ -20,7 +20,7 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
         quick: one seed, three epochs, two members and one round.
     """
     start = time.perf_counter()
-    found = methods.run(seeds=seeds, quick=quick)
+    found = measure.compare_methods(seeds=seeds, quick=quick)
     rows = [
         {"train": "digits 0-7"}
         | {key: row[key] for key in ("ood", "method", "metric")}
@@ -38,7 +38,7 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
         list(seeds)[:1] if quick else list(seeds),
         {"digits": digest(*images)},
         time.perf_counter() - start,
-        {**(methods.QUICK if quick else methods.SETTINGS), "run": about},
+        {**(measure.QUICK if quick else measure.FULL), "run": about},
         pictures={"": figure},
     )
 

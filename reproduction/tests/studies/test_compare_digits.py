@@ -10,7 +10,7 @@ def test_it_is_written_and_read_again(tmp_path, monkeypatch):
     rows = [{"method": "energy", "ood": "digits 8-9", "metric": "auroc", "value": 0.912345, "std": 0.1, "n": 5}]
     about = {"inputs": {"in_distribution": 9}, "timed inputs": 9, "batch": 9, "rounds": 5, "threads": 1}
     found = Comparison(rows, {**about, "device": "cpu", "hardware": "a machine", "versions": {}})
-    monkeypatch.setattr(study.methods, "run", lambda **options: found)
+    monkeypatch.setattr(study.measure, "compare_methods", lambda **options: found)
     path = study.run().write(tmp_path, "a command")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["compare-digits.json", "compare-digits.png"]
     result = json.loads(path.read_text(encoding="utf-8"))

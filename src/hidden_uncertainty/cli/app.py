@@ -260,10 +260,10 @@ def compare(
     """Compare all methods on digits: how well each detects and what it costs; about two minutes."""
     prepare()
     from .. import plots
-    from ..demo.methods import run
+    from ..demo.measure import compare_methods
 
     with writing_to(out):
-        found = run(seeds=range(seeds), quick=quick)
+        found = compare_methods(seeds=range(seeds), quick=quick)
         written = found.save(out / "comparison.json"), plots.save(found.plot(), out / "comparison.png")
     typer.echo(found)
     for path in written:

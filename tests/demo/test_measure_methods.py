@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hidden_uncertainty.comparison import FORWARD
-from hidden_uncertainty.demo.methods import run
+from hidden_uncertainty.demo.measure import compare_methods
 
 
 def test_every_method_is_there_with_everything() -> None:
-    comparison = run(seeds=range(2), quick=True, progress=False)
+    comparison = compare_methods(seeds=range(2), quick=True, progress=False)
     assert {row["n"] for row in comparison.rows} == {1}
     found = {(row["method"], row["ood"], row["metric"]): row["value"] for row in comparison.rows}
     methods = set(comparison.methods) - {FORWARD}
