@@ -18,8 +18,8 @@ from torch import Tensor
 from hidden_uncertainty import GaussianMixture
 from hidden_uncertainty.density import PooledGaussians
 from hidden_uncertainty.density.gaussian import _classes, _packed
+from hidden_uncertainty.density.gaussian._classes import kmeans
 from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures
-from hidden_uncertainty.density.gaussian._kmeans import kmeans
 from hidden_uncertainty.precision import precise
 from hidden_uncertainty.progress import bars
 from hidden_uncertainty.reduce.pca import StreamingPCA

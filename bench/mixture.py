@@ -12,8 +12,8 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
 from hidden_uncertainty import GaussianMixture
+from hidden_uncertainty.density.gaussian._classes import kmeans
 from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures, maximise
-from hidden_uncertainty.density.gaussian._kmeans import kmeans
 from hidden_uncertainty.progress import bars
 
 from .data import CLASSES, COMPONENTS, clusters

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sklearn.covariance import ledoit_wolf, oas
 from torch import Tensor
 
+from hidden_uncertainty.density.gaussian._classes import kmeans
 from hidden_uncertainty.density.gaussian._em import EMOptions, component_log_prob, fit_mixtures, maximise
-from hidden_uncertainty.density.gaussian._kmeans import kmeans
 from hidden_uncertainty.density.linalg import Shrinkage, Target, find_target
 
 Array = NDArray[np.float64]

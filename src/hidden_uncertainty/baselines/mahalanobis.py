@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..density import GaussianMixture, Moments, Sums
-from ..density.gaussian.pooled import PooledGaussians
+from ..density import GaussianMixture, Moments, PooledGaussians, Sums
 from ..density.linalg import Shrinkage
 from ..extract import Features, Later, Reading, Rows, Unseen, activation_of
 from ..latent import LatentDensity

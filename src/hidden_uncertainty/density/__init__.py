@@ -3,8 +3,7 @@
 from .base import Density
 from .flow import ConditionalFlow
 from .gaussian.joint import JointMixture
-from .gaussian.mixture import GaussianMixture
+from .gaussian.mixture import GaussianMixture, PooledGaussians
 from .gaussian.moments import Moments, Sums
-from .gaussian.pooled import PooledGaussians
 
 __all__ = ["ConditionalFlow", "Density", "GaussianMixture", "JointMixture", "Moments", "PooledGaussians", "Sums"]

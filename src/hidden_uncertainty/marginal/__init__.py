@@ -2,9 +2,8 @@
 
 from .base import Marginal, Support
 from .categorical import Categorical, LabelSets
-from .choose import by_name, choose
 from .continuous import Continuous
-from .scalars import BetaPrime, Histogram
+from .scalars import BetaPrime, Histogram, by_name, choose
 from .vectors import Gaussian, Uniform
 
 KINDS: dict[str, type[Marginal]] = {

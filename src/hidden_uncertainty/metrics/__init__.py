@@ -6,9 +6,10 @@ empty input raise a ValueError. Arguments that could be swapped unnoticed are ta
 `Confusion` count in a stream what does not fit into memory.
 """
 
-from ._values import Values, as_scores
 from .detection import (
+    Values,
     accuracy_rejection,
+    as_scores,
     aurc,
     auroc,
     average_precision,

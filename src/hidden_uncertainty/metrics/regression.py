@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._values import Values, alike, as_scores, by_name, mean_of_kept
+from .detection import Values, alike, as_scores, by_name, mean_of_kept
 
 
 def rmse(prediction: Values, target: Values) -> float:

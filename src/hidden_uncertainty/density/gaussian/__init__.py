@@ -1,7 +1,6 @@
 """Gaussians: mixtures per class, joint with numbers, and pooled."""
 
 from .joint import JointMixture
-from .mixture import GaussianMixture
-from .pooled import PooledGaussians
+from .mixture import GaussianMixture, PooledGaussians
 
 __all__ = ["GaussianMixture", "JointMixture", "PooledGaussians"]

@@ -13,11 +13,12 @@ from ...progress import progress_bar
 from ..base import check_reach
 from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
 from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits
-from ._kmeans import kmeans
 from .moments import Central, Moments
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
 STACK_CPU = 1 << 17  # a larger class keeps a CPU busy; small ones are up to 14 times as fast together (bench/)
+STEPS = 2  # of 2-means, with which starts are as good as greedy k-means++
+LLOYD = 300  # iterations at most
 
 
 class ClassFit(NamedTuple):
@@ -192,14 +193,12 @@ def _combine(how: Callable[[Tensor, Tensor], Tensor], one: Fit, other: Fit) -> F
 
 def _stacks(sizes: list[int], granted: list[int], z: Tensor, leave_out: list[int]) -> Iterator[list[int]]:
     """Classes of similar size, to be fitted together: a call for many small ones costs little more than for one."""
-    dim = z.shape[1]
-    limit = STACK_CPU if z.device.type == "cpu" else STACK
+    dim, limit = z.shape[1], STACK_CPU if z.device.type == "cpu" else STACK
     order = sorted(set(range(len(sizes))) - set(leave_out), key=lambda c: (granted[c], sizes[c]))
     stack: list[int] = []
     for c in order:
         alike = stack and granted[c] == granted[stack[0]] and sizes[c] <= 1.25 * sizes[stack[0]] + 16
-        largest = dim * max(sizes[c], granted[c] * dim)  # its rows, or its covariances
-        fits = (len(stack) + 1) * largest <= limit
+        fits = (len(stack) + 1) * dim * max(sizes[c], granted[c] * dim) <= limit  # its rows, or its covariances
         if stack and not (alike and fits):
             yield stack
             stack = []
@@ -210,7 +209,7 @@ def _stacks(sizes: list[int], granted: list[int], z: Tensor, leave_out: list[int
 
 def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Stack classes of different size: rows (B, n, d), and 1 where there is one (B, n)."""
-    if len(rows) == 1:
+    if len(rows) == 1:  # without a copy
         return rows[0][None], rows[0].new_ones(1, len(rows[0]))
     x = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     size = torch.tensor([len(r) for r in rows], device=x.device)
@@ -218,14 +217,9 @@ def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOptions, dtype: torch.dtype) -> Fit:
-    """One Gaussian for each of B classes.
+    """One Gaussian for each of B classes, averaged with the pooled covariance (d, d), which counts for `weight` rows.
 
-    Args:
-        own: their moments.
-        pooled: the covariance of all classes, (d, d); None where no class needs it.
-        weight: how many rows that counts for, (B,): where none, the covariance of a class is shrunk by itself.
-        options: the form of the covariances, how they are shrunk, and what is added to them.
-        dtype: to keep the result in.
+    Where that is zero, the covariance of a class is shrunk by itself.
     """
     count, mean, scatter, fourth = own.count, own.mean, own.scatter, own.fourth
     cov = scatter / count[:, None, None]
@@ -270,13 +264,135 @@ class _Buffers:
 
     def store(self, stack: list[int], fit: Fit) -> None:
         index = torch.tensor(stack, device=self.sound.device)
-        log_weight, mean, factor = fit.mixtures
-        k = log_weight.shape[1]
-        self.mixtures.log_weight[index, :k] = log_weight
-        self.mixtures.mean[index, :k] = mean
-        if self.covariance == "tied":
-            self.mixtures.factor[index] = factor
-        else:
-            self.mixtures.factor[index, :k] = factor
+        k = fit.mixtures.log_weight.shape[1]
+        for whole, part in zip(self.mixtures, fit.mixtures, strict=True):
+            (whole if part is fit.mixtures.factor and self.covariance == "tied" else whole[:, :k])[index] = part
         self.converged[index] = fit.converged
         self.sound[index] = fit.sound
+
+
+def kmeans(
+    x: Tensor, present: Tensor, components: int, directions: Tensor | None = None, *, tol: float = 1e-4
+) -> Tensor:
+    """Assign each row to one of k clusters, the start of a mixture: (B, n, k), one-hot.
+
+    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes. Nothing looks
+    at the number of a row: the same rows in another order start alike, up to rounding. A cluster is split at its mean,
+    across the direction in which it is long, and a few steps of 2-means follow. That direction comes from the row that
+    lies farthest from the mean, by a step of power iteration. Of all clusters the one goes first whose split lowers the
+    inertia most.
+
+    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows. After the
+    first iterations few rows change their cluster, so that sums of clusters take in these alone. There are tens of such
+    steps; what they add in rounding is far below the shift at which the iteration stops.
+
+    Args:
+        x: (B, n, d), the rows of each class first, padded to the same n.
+        present: 1 for a row, 0 for padding, (B, n).
+        components: k.
+        directions: for another start, what takes the place of the farthest rows: one per split, (k - 1, d) or more.
+            2-means is then left out, as it would lead back to the same splits.
+        tol: stop when centres move less than this share of the mean variance.
+    """
+    if components == 1:
+        return present[..., None]
+    centres = _split(x, present, components, directions)
+    norm = x.square().sum(-1)  # (B, n)
+    count = present.sum(1)  # (B,)
+    mean = torch.bmm(present[:, None], x) / count[:, None, None]
+    limit = tol * (_distances(x, norm, mean)[:, 0] * present).sum(1) / count / x.shape[-1]  # (B,)
+    done = torch.zeros_like(limit, dtype=torch.bool)
+    member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)
+    total = torch.zeros_like(centres)
+    for _ in range(LLOYD + 1):  # the last one only assigns
+        near = _nearest(x, present, centres)
+        rows = (near - member).amax((0, 1)).nonzero()[:, 0]  # that change in any class of the stack
+        if len(rows) == 0:
+            break
+        joined = near.index_select(2, rows)
+        joined *= joined.cumsum(1) <= 1  # of equally near centres the first; such rows always are among the changed
+        change = joined - member.index_select(2, rows)
+        member.index_copy_(2, rows, joined)
+        if bool(done.all()):
+            break
+        if 4 * len(rows) > x.shape[1]:
+            total = torch.bmm(member, x)
+        else:
+            total.baddbmm_(change, x.index_select(1, rows))
+        size = member.sum(2)  # (B, k)
+        moved = total / size.clamp(min=1)[..., None]
+        if bool((size == 0).any()):
+            moved = _fill_empty(x, present, _distances(x, norm, centres), size, moved)
+        shift = (moved - centres).square().sum((1, 2))
+        centres = torch.where(done[:, None, None], centres, moved)  # the others of a stack may need longer
+        done |= shift <= limit
+    return member.mT.contiguous()
+
+
+def _split(x: Tensor, present: Tensor, components: int, directions: Tensor | None) -> Tensor:
+    """Centres of clusters that are split off one by one: (B, k, d)."""
+    stack = torch.arange(len(x), device=x.device)[:, None]
+    norm = x.square().sum(-1)
+    member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)
+    member[:, 0] = present
+    half = torch.zeros_like(member)  # of each cluster: where it would be split
+    centres = x.new_zeros(len(x), components, x.shape[2])
+    centres[:, :1] = torch.bmm(member[:, :1], x) / present.sum(1)[:, None, None]
+    halves = torch.stack([centres, centres])  # of each cluster: the centres it would be split into
+    lowered = torch.zeros_like(centres[..., 0])  # by how much that lowers the inertia
+    new = torch.zeros_like(stack)  # which clusters are: the first, then the two halves of the one that was split
+    for made in range(1, components):
+        own, middle = member[stack, new], centres[stack, new]  # (B, 1 or 2, n), (B, 1 or 2, d)
+        size = own.sum(2, keepdim=True)
+        if directions is None:
+            axis = x[stack, (_distances(x, norm, middle) * own).argmax(2)] - middle
+        else:
+            axis = directions[made - 1].expand_as(middle)
+        along = _along(x, own, middle, axis)
+        axis = torch.bmm(along, x) - along.sum(2, keepdim=True) * middle
+        between = middle
+        for _ in range(1 + (STEPS if directions is None else 0)):
+            right = own * (_along(x, own, between, axis) > 0)
+            some = right.sum(2, keepdim=True)
+            rest = (size - some).clamp(min=1)
+            one = torch.where(some > 0, torch.bmm(right, x) / some.clamp(min=1), middle)
+            other = middle + (middle - one) * some / rest
+            between, axis = (one + other) / 2, one - other
+        half[stack, new], halves[0, stack, new], halves[1, stack, new] = right, one, other
+        lowered[stack, new] = (axis.square().sum(2, keepdim=True) * some * rest / size.clamp(min=1))[..., 0]
+        best = lowered.argmax(1, keepdim=True)  # (B, 1)
+        member[:, made] = half[stack, best][:, 0]
+        member[stack, best] -= half[stack, best]
+        centres[:, made], centres[stack, best] = halves[0, stack, best][:, 0], halves[1, stack, best]
+        new = torch.cat([best, torch.full_like(best, made)], dim=1)
+    return centres
+
+
+def _along(x: Tensor, own: Tensor, middle: Tensor, axis: Tensor) -> Tensor:
+    """How far rows lie from the middle along an axis (B, p, d), to scale, 0 for rows not their own: (B, p, n)."""
+    axis = axis / axis.abs().amax(2, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.baddbmm(-(middle * axis).sum(2, keepdim=True), axis, x.mT) * own
+
+
+def _distances(x: Tensor, norm: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances (B, k, n) between rows (B, n, d), of squared norms (B, n), and centres (B, k, d)."""
+    rest = torch.baddbmm(centres.square().sum(-1, keepdim=True), centres, x.mT, alpha=-2)
+    return rest.add_(norm[:, None]).clamp_(min=0)
+
+
+def _nearest(x: Tensor, present: Tensor, centres: Tensor) -> Tensor:
+    """1 where no centre is nearer to a row, 0 elsewhere (B, k, n). ‖x‖² is the same for all of them and left out."""
+    half = 0.5 * centres.square().sum(-1, keepdim=True)
+    rest = torch.baddbmm(half, centres, x.mT, alpha=-1)
+    farther = rest.gt_(rest.amin(1, keepdim=True))  # false where distances overflow: such a row is near to all
+    return farther.lt_(present[:, None])
+
+
+def _fill_empty(x: Tensor, present: Tensor, distance: Tensor, size: Tensor, centres: Tensor) -> Tensor:
+    """Move each centre that lost all its rows to one of the rows farthest from their own centre."""
+    centres = centres.clone()
+    far = (distance.amin(1) * present).argsort(dim=1, descending=True)
+    for b, k in (size == 0).nonzero().tolist():
+        rank = int((size[b, :k] == 0).sum())
+        centres[b, k] = x[b, far[b, rank]]
+    return centres

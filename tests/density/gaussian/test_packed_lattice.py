@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from hidden_uncertainty.density import ConditionalFlow, GaussianMixture
-from hidden_uncertainty.density.gaussian import _lattice
+from hidden_uncertainty.density.gaussian import _packed
 from hidden_uncertainty.density.gaussian._em import Covariance
-from hidden_uncertainty.density.gaussian._lattice import place_squares
-from hidden_uncertainty.density.gaussian._packed import pack, shifts
-from hidden_uncertainty.extract.grid import Axis, LatentMap, Lattice, axis
+from hidden_uncertainty.density.gaussian._packed import pack, place_squares, shifts
+from hidden_uncertainty.extract.pixel_extractor import Axis, LatentMap, Lattice, axis
 
 Size = tuple[int, int]
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -113,10 +112,10 @@ def test_tiles_of_any_size(shape: Size, size: Size, covariance: Covariance, imag
     torch.testing.assert_close(whole[0], expected, rtol=1e-9, atol=1e-9)
     with pytest.MonkeyPatch.context() as patch:
         cells = data.draw(st.integers(1, 20 * size[0] * size[1]))
-        patch.setitem(_lattice.CELLS, "cpu", cells)
-        patch.setattr(_lattice, "BAND", data.draw(st.integers(1, 1000)))
+        patch.setitem(_packed.CELLS, "cpu", cells)
+        patch.setattr(_packed, "BAND", data.draw(st.integers(1, 1000)))
         side = data.draw(st.integers(1, 5))
-        patch.setattr(_lattice, "_side", lambda *_: side)
+        patch.setattr(_packed, "_side", lambda *_: side)
         parts = list(density.log_prob_between(lattice(places, size), density.classes))
     assert max(map(len, parts)) * 12 <= max(cells * torch.get_num_threads(), 12 * size[1])  # 12 Gaussians; or one row
     torch.testing.assert_close(torch.cat(parts), whole[0], rtol=1e-10, atol=1e-10)
@@ -134,7 +133,7 @@ def test_a_support_of_some_classes_in_any_order(covariance: Covariance, support:
 def test_many_classes_are_the_same_in_parts(covariance: Covariance, monkeypatch: pytest.MonkeyPatch) -> None:
     density, places = fitted(covariance), draw((12, 9))
     whole = found(density, places, (30, 30))
-    monkeypatch.setattr(_lattice, "WIDEST", 3 * DIM)
+    monkeypatch.setattr(_packed, "WIDEST", 3 * DIM)
     monkeypatch.setattr("hidden_uncertainty.density.gaussian._packed.WIDEST", 3 * DIM)
     torch.testing.assert_close(found(density, places, (30, 30)), whole, rtol=1e-12, atol=1e-12)
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from hidden_uncertainty.density.gaussian import joint
 from hidden_uncertainty.density.gaussian._classes import fit_classes
-from hidden_uncertainty.density.gaussian._conditional import Conditional
 from hidden_uncertainty.density.gaussian._em import Mixtures
-from hidden_uncertainty.density.gaussian.joint import JointMixture
+from hidden_uncertainty.density.gaussian.joint import Conditional, JointMixture
 from mixture_draws import draw_numbers as draw
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from hidden_uncertainty.density.gaussian import _kmeans
-from hidden_uncertainty.density.gaussian._kmeans import _split, kmeans
+from hidden_uncertainty.density.gaussian import _classes
+from hidden_uncertainty.density.gaussian._classes import _split, kmeans
 
 
 def directions(components: int, dim: int, seed: int = 0) -> Tensor:
@@ -93,7 +93,7 @@ def test_the_split_that_lowers_the_inertia_most_comes_first() -> None:
 def test_lloyd_as_scikit_learn_from_the_same_centres(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = clustered(1000, dim=3, clusters=5, seed=seed, spread=3)
     centres = x[:5]
-    monkeypatch.setattr(_kmeans, "_split", lambda *_: centres[None])
+    monkeypatch.setattr(_classes, "_split", lambda *_: centres[None])
     peer = KMeans(5, init=centres.numpy(), n_init=1, algorithm="lloyd").fit(x.numpy())
     assert np.array_equal(assign(x, 5).numpy(), peer.labels_)
 
@@ -125,8 +125,8 @@ def test_a_class_stops_when_it_would_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_of_clusters_follow_rows_that_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Mock(side_effect=_kmeans._nearest)
-    monkeypatch.setattr(_kmeans, "_nearest", steps)
+    steps = Mock(side_effect=_classes._nearest)
+    monkeypatch.setattr(_classes, "_nearest", steps)
     x = torch.rand(2, 2000, 8, generator=torch.Generator().manual_seed(seed))
     present = torch.ones(2, 2000)
     present[1, 1500:] = 0
@@ -139,19 +139,19 @@ def test_sums_of_clusters_follow_rows_that_change(seed: int, monkeypatch: pytest
 
 def test_a_row_halfway_joins_the_first_centre(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[-1.0], [0.0], [1.0], [7.0], [9.0]], dtype=torch.float64)
-    monkeypatch.setattr(_kmeans, "_split", lambda *_: torch.tensor([[[8.0], [1.0], [-1.0]]], dtype=torch.float64))
+    monkeypatch.setattr(_classes, "_split", lambda *_: torch.tensor([[[8.0], [1.0], [-1.0]]], dtype=torch.float64))
     assert assign(x, 3).tolist() == [2, 1, 1, 0, 0]
 
 
 def test_empty_clusters_are_given_the_farthest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [9.0]], dtype=torch.float64)
     start = torch.tensor([[[0.0], [100.0], [200.0]]], dtype=torch.float64)
-    monkeypatch.setattr(_kmeans, "_split", lambda *_: start)
+    monkeypatch.setattr(_classes, "_split", lambda *_: start)
     label = assign(x, 3)
     assert label[0] == label[1] == label[2]
     assert len(label.unique()) == 3
     distance, size = x.square().mT[None], torch.tensor([[5, 0, 0]])
-    filled = _kmeans._fill_empty(x[None], torch.tensor([[1.0, 1, 1, 1, 0]]), distance, size, start)
+    filled = _classes._fill_empty(x[None], torch.tensor([[1.0, 1, 1, 1, 0]]), distance, size, start)
     assert filled[0, :, 0].tolist() == [0, 5, pytest.approx(0.2)]  # the last row is padding
 
 
