@@ -324,15 +324,10 @@ def _summary(scores: LayerScores | Uncertainty) -> list[str]:
     if len(scores) > 1:
         lines.append(f"  {'':<14} {'mean':<10} {'min':<10} max")
     for name, value in shown.items():
-        lines.append(f"  {name:<14} {_range(value)}")
+        told = f"{value.double().mean():<10.4g} {value.min():<10.4g} {value.max():.4g}"
+        lines.append(f"  {name:<14} {told if value.numel() > 1 else f'{value.item():.4g}'}")
     if scores.threshold is not None and scores.epistemic.numel():
         above = scores.surprising
         share = f"{100 * above.float().mean().item():.1f} % above" if above.numel() > 1 else f"{bool(above)}, threshold"
         lines.append(f"  {'surprising':<14} {share} {scores.threshold:.4g}")
     return lines
-
-
-def _range(value: Tensor) -> str:
-    if value.numel() == 1:
-        return f"{value.item():.4g}"
-    return f"{value.double().mean():<10.4g} {value.min():<10.4g} {value.max():.4g}"

@@ -1,5 +1,5 @@
-"""A detector as one graph with its network: `export` for other runtimes, `compiled` for this process."""
+"""A detector as one graph with its network: `export` for other runtimes, `Compiled` for this process."""
 
-from .program import Compiled, compiled, export
+from .program import Compiled, export
 
-__all__ = ["Compiled", "compiled", "export"]
+__all__ = ["Compiled", "export"]

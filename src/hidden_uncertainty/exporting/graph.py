@@ -35,14 +35,9 @@ class Graph(nn.Module):
     """What a detector's call does, without a branch on data, a loop over rows or anything to be looked up.
 
     It owns copies: of what was fitted, laid out for one product at a time; and of the network's modules, around the
-    network's own tensors, so that neither tracing it nor a failure of that touches the user's network.
-
-    Args:
-        reader: how the network is read.
-        fitted: what was fitted.
-        coverage: of `lower` and `upper`, for numbers; None leaves them out, `"spread"` gives what their width is a
-            multiple of.
-        batch: an example, whose tensors are the graph's inputs; all else in it is a part of the graph.
+    network's own tensors, so that neither tracing it nor a failure of that touches the user's network. The tensors of
+    `batch` are its inputs; all else in it is a part of the graph. A `coverage` of `"spread"` gives what the widths of
+    intervals are multiples of; None leaves intervals out.
     """
 
     def __init__(self, reader: Extractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:

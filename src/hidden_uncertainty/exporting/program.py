@@ -1,4 +1,4 @@
-"""`export` and `compiled`: the network and its uncertainty as one graph, for torch, ONNX runtimes or this process."""
+"""`export` and `Compiled`: the network and its uncertainty as one graph, for torch, ONNX runtimes or this process."""
 
 from __future__ import annotations
 
@@ -138,14 +138,6 @@ def _seen(batch: Any) -> tuple[list[Any], list[Any]]:
 
 def _told(tensors: list[Any], others: list[Any]) -> str:
     return ", ".join([f"{kind} {shape} on {device}" for kind, device, shape in tensors] + [repr(one) for one in others])
-
-
-def compiled(detector: Any) -> Compiled:
-    """A scorer that runs network and uncertainty as one compiled graph: for services that score few inputs at a time.
-
-    It needs a C++ compiler, and compiles at its first call, for inputs of that call's size in any number.
-    """
-    return Compiled(detector)
 
 
 def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:

@@ -58,10 +58,7 @@ class Extractor(Reader):
     def prepare(
         self, loader: Iterable[Any], holdout: float = 0.0
     ) -> tuple[Mapping[str, Reduction], Iterable[Batch], int | None]:
-        """Fit the reductions to a loader: with its batches for one more pass, and how many inputs the others had.
-
-        Processes of a team fit them together, to the shards of all.
-        """
+        """Fit the reductions to the shards of all: with batches for one more pass, and how many inputs came."""
         crew, fits = team(), self._reduction_fits()
         with crew.step():
             stream = self._batches(loader)

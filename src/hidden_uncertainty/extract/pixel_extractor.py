@@ -44,12 +44,9 @@ def nearest(label: Tensor, size: Size) -> Tensor:
 
 
 class LatentMap:
-    """A layer's output on a batch of images, read as vectors at the pixels of another grid.
+    """A layer's output (n, h, w, C), a copy, read as vectors at the pixels of a grid of another size.
 
-    Args:
-        maps: (n, h, w, C) of any floating dtype, a copy of its own.
-        patch: k, odd: each vector holds the k x k places around, zeros beyond the edge, in the order of `unfold`.
-        size: the grid to read at.
+    With a patch k, each holds the k x k places around, zeros beyond the edge, in the order of `unfold`.
     """
 
     def __init__(self, maps: Tensor, patch: int, size: Size) -> None:

@@ -116,11 +116,7 @@ class Reservoir:
     """Uniform samples of a stream of rows, one per group, of bounded size altogether: the rows of the lowest keys.
 
     Groups share the room evenly (`share_evenly`). Which rows are kept depends on their keys alone, not on their order
-    or on how they were batched.
-
-    Args:
-        size: the most rows kept, unless there are more groups; a quarter more are held on the way.
-        groups: how many there are.
+    or on how they were batched. A quarter more are held on the way.
     """
 
     def __init__(self, size: int, groups: int) -> None:
@@ -132,14 +128,7 @@ class Reservoir:
         self._limit: Tensor | None = None  # (groups,), below which a key must lie to be kept
 
     def add(self, group: Tensor, keys: Tensor, read: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
-        """Add rows.
-
-        Args:
-            group: of each, (m,).
-            keys: random, below `HIGHEST`, (m,).
-            read: gives the columns (k, ...) of some rows, by their indices (k,), the same ones each time; it is called
-                with those that are kept alone.
-        """
+        """Add rows by their groups and random keys, (m,); `read` gives the columns of those kept, by index."""
         self.seen += group.bincount(minlength=len(self.seen)).cpu()
         new = torch.arange(len(keys), device=keys.device)
         if self._limit is not None:
@@ -157,11 +146,7 @@ class Reservoir:
             self.held += len(new)
 
     def rows(self, most: Tensor | None = None) -> dict[str, Tensor]:
-        """The columns of the rows kept, in the random order of their keys; empty when none was added.
-
-        Args:
-            most: keep no more of each group than these, (groups,).
-        """
+        """The columns of the rows kept, at most so many of each group, in the random order of their keys."""
         if not self._keys:
             return {}
         keys = torch.cat(self._keys)
@@ -229,10 +214,7 @@ class Sampler:
         self._images += self._kept.seen > before
 
     def drawn(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The columns of the pixels drawn, shuffled, and what all pixels that count have.
-
-        That is how many there are of each class (C,), or a uniform sample of numbers.
-        """
+        """The columns of the pixels drawn, shuffled; and of all, how many each class has, or a sample of numbers."""
         whole = self._kept.rows()
         if not whole:
             raise ValueError(

@@ -122,13 +122,8 @@ def unpack(batch: Any, adapter: Adapter | None = None, dtype: torch.dtype | None
     """Understand what a loader gave.
 
     A tensor `x` is `model(x)`; `(x, y)` is `model(x)` with label `y`; a dict is `model(**inputs)` with the label under
-    `"labels"` or `"label"`; in `(inputs, y)` the inputs may be a tuple (positional) or a dict (keyword) too. Arrays and
-    frames become tensors.
-
-    Args:
-        batch: one item of the loader.
-        adapter: for anything else, a function of the item that returns `(inputs, label)`.
-        dtype: of inputs that are arrays in floating point; None leaves their precision.
+    `"labels"` or `"label"`; in `(inputs, y)` the inputs may be a tuple (positional) or a dict (keyword) too. Of all
+    else, the adapter returns `(inputs, label)`. Arrays and frames become tensors, those in floating point of a `dtype`.
     """
     if isinstance(batch, Batch):
         return batch

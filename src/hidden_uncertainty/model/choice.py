@@ -108,7 +108,8 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
         if left:
             found.append(min(left, key=lambda call: abs(call.done / total - share)))
     found.sort(key=lambda call: call.done)
-    return [*(_before(call, total) for call in found), choice]
+    told = "after {} of {} layers with weights before the head"
+    return [*(_output_of(call, told.format(call.done, total)) for call in found), choice]
 
 
 def _telling(batch: Batch) -> Batch:
@@ -122,7 +123,11 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
     """All calls of layers, in the order in which they end, and what the model returns."""
     calls: list[_Call] = []
     running: list[int] = []  # how many calls had ended when each that still runs began
-    modules = {name: module for name, module in capture.named(model) if not _apart(name, module)}
+    modules = {  # that activations pass: neither scripted, nor a part of how a weight is computed
+        name: module
+        for name, module in capture.named(model)
+        if not isinstance(module, torch.jit.ScriptModule) and "parametrizations" not in name.split(".")
+    }
     last: type[nn.Module] | None = None
     done = 0
 
@@ -148,11 +153,6 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
     before = dict.fromkeys(modules, begin)
     result = capture.lend(model, callbacks, lambda inner: inner(*batch.args, **batch.kwargs), before=before)
     return calls, result
-
-
-def _apart(name: str, module: nn.Module) -> bool:
-    """Whether a module is none that activations pass: scripted, or a part of how a weight is computed."""
-    return isinstance(module, torch.jit.ScriptModule) or "parametrizations" in name.split(".")
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -190,10 +190,7 @@ def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, 
     call = calls[-1]
     if not _readable(call.given, len(scores)):
         raise ValueError("what the head reads was not found: name a layer with layers=.")
-    assert call.given is not None
-    view = _view(call)
-    reason = "the last layer with weights, as no layer gives the network's output"
-    return call, Choice(call.name, "output", *view, _width(call.given, view), reason)
+    return call, _output_of(call, "the last layer with weights, as no layer gives the network's output")
 
 
 def _is_first_of(call: _Call, other: _Call) -> bool:
@@ -201,10 +198,9 @@ def _is_first_of(call: _Call, other: _Call) -> bool:
     return call.name.startswith(f"{other.name}.") and call.source == other.source
 
 
-def _before(call: _Call, total: int) -> Choice:
+def _output_of(call: _Call, reason: str) -> Choice:
     assert call.given is not None
     view = _view(call)
-    reason = f"after {call.done} of {total} layers with weights before the head"
     return Choice(call.name, "output", *view, _width(call.given, view), reason)
 
 

@@ -17,16 +17,10 @@ Key = int | str | tuple[int | str, ...]
 
 
 def select(output: Any, key: Key | None, where: str, argument: str = "select") -> Tensor:
-    """Take the tensor out of what a layer or model returned.
+    """Take the tensor out of what a layer or model returned, by a position or a key; errors say `where`.
 
     A tensor is taken as it is, a packed sequence as (n, T, ...) with zeros at the ends. Without a key, of a tuple or
-    list the first of these, of a dictionary or dataclass the only one.
-
-    Args:
-        key: position in a tuple or list, or key or attribute of a dictionary, dataclass or named tuple; a tuple of
-            these leads further in: `(1, 0)` is the first part of the second.
-        where: who returned it, for the error: `"layer 'encoder'"`.
-        argument: which one the key came by, for the error.
+    list the first of these, of a dictionary or dataclass the only one. `(1, 0)` is the first part of the second.
     """
     return select_masked(output, key, where, argument)[0]
 

@@ -39,11 +39,7 @@ class Prediction(NamedTuple):
 
 
 class Task(ABC):
-    """What a network predicts, and all that differs by it.
-
-    Args:
-        output: which tensor, when the network returns a tuple (its position) or a dict (its key).
-    """
+    """What a network predicts, and all that differs by it; `output` says which tensor, of a tuple or a dict."""
 
     name: TaskName
     discrete: bool  # whether predictions are classes, which can be counted
@@ -64,10 +60,7 @@ class Task(ABC):
         """The output itself as numbers per input, (n, C), a copy in at least float32."""
 
     def score_maps(self, output: Any) -> Tensor:
-        """The output itself as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory.
-
-        Predictions and `scores` never do.
-        """
+        """The output as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory."""
         raise NotImplementedError
 
     @abstractmethod

@@ -31,8 +31,7 @@ def fill(template: str, values: Mapping[str, Any], blocks: Mapping[str, Block]) 
     filled = [_fill(text, values) for text in parts[::3]]
     for i, (name, text) in enumerate(zip(parts[1::3], parts[2::3], strict=True)):
         block = blocks.get(name, "")
-        left_out = tag("p", block, class_="left-out") if block else ""
-        filled[i] += left_out if isinstance(block, str) else _fill(text, {**values, **block})
+        filled[i] += (left_out(block) if block else "") if isinstance(block, str) else _fill(text, {**values, **block})
     return "".join(filled)
 
 
@@ -45,6 +44,11 @@ def tag(name: str, *inside: Any, **attributes: Any) -> Html:
     known = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     start = "".join(f' {key}="{html.escape(str(value))}"' for key, value in known.items())
     return Html(f"<{name}{start}>" + ("" if name in ("br", "img", "input") else f"{joined(*inside)}</{name}>"))
+
+
+def left_out(why: str) -> Html:
+    """A sentence in place of what does not apply."""
+    return tag("p", why, class_="left-out")
 
 
 def joined(*inside: Any) -> Html:

@@ -27,7 +27,7 @@ from ..progress import bars
 from ..scoring.bayes import DensityMethod
 from ..version import __version__
 from . import numbers
-from .markup import Block, Html, fill, joined, number, percent, picture, table, tag
+from .markup import Block, Html, fill, joined, left_out, number, percent, picture, table, tag
 from .scored import KINDS, Example, Near, Scored, nearest
 
 KEEP, KEEP_MAPS = 6, 3  # inputs of each kind that are shown
@@ -270,21 +270,13 @@ def _inputs(
     close: dict[int, list[Near]] = {}
     parts: list[Html] = []
     if not sets[0].examples["ambiguous"]:
-        parts.append(
-            tag("p", "This method tells no aleatoric score, so there are no most ambiguous inputs.", class_="left-out")
-        )
+        parts.append(left_out("This method tells no aleatoric score, so there are no most ambiguous inputs."))
     if train is not None and near is not None:
         close = nearest(detector, train, near, shown)
         text = f"The nearest training inputs are those whose vectors of “{near}” are closest, by Euclidean distance."
         parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
     elif train is not None:
-        parts.append(
-            tag(
-                "p",
-                "Nearest training inputs are told for whole inputs only, by methods that read vectors.",
-                class_="left-out",
-            )
-        )
+        parts.append(left_out("Nearest training inputs are told for whole inputs only, by methods that read vectors."))
     panels = 4 if detector.pixels is not None else 4 if close and not isinstance(train, Features) else 1
     side = int(math.sqrt(ROOM / 3 / max(1, len(shown) * panels)))
     side = min(160 if detector.pixels is not None else 64, max(24, side))

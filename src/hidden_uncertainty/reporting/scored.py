@@ -38,14 +38,7 @@ class Example(NamedTuple):
 
 
 class Scored:
-    """What is known of one loader: columns of numbers, and the inputs at the ends of each of `KINDS`.
-
-    Args:
-        name: of the loader.
-        detector: fitted.
-        keep: how many inputs are kept of each kind.
-        near: the layer whose z is kept with them, if any.
-    """
+    """What is known of one loader: columns of numbers, and `keep` inputs of each of `KINDS`, with z of layer `near`."""
 
     def __init__(self, name: str, detector: Detector, keep: int, near: str | None) -> None:
         self.name, self.detector, self.keep, self.near = name, detector, keep, near

@@ -30,10 +30,7 @@ class Scores(NamedTuple):
 
 
 class Method(Stored, ABC):
-    """What is fitted to one term's rows, and how it scores new ones.
-
-    What was fitted lives in buffers, so that a method moves and saves like any module.
-    """
+    """What is fitted to one term's rows, kept in buffers, and how it scores new ones."""
 
     kinds: ClassVar[dict[str, type[Method]]] = {}  # every method by its name, for files
     unit = "nats"  # of the epistemic score
@@ -58,13 +55,9 @@ class Method(Stored, ABC):
 
     @abstractmethod
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
-        """Fit to training rows.
+        """Fit to training rows (n, d), given predictions or labels `y`; None where the method is not `conditional`.
 
-        Args:
-            z: what the term reads, (n, d).
-            y: what the rows are conditioned on, the predictions or the labels; None where `conditional` is False. A
-                method that `needs_classes` is given one class per row, also where these have several labels.
-            features: all that is known of the rows.
+        A method that `needs_classes` is given one class per row, also where these have several labels.
         """
 
     def agreement(self, z: Tensor, prediction: Tensor) -> float:
@@ -95,12 +88,9 @@ class Method(Stored, ABC):
 
     @abstractmethod
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
-        """Score rows.
+        """Score rows (n, d), or pixels of a lattice for a method that `interpolates`, by what the network predicts.
 
-        Args:
-            z: (n, d), or a lattice that n pixels lie between, for a method that `interpolates`.
-            prediction: what the network predicts for them, (n,) or (n, q).
-            seen: whether they are rows that this was fitted to, none of which is to be its own neighbour.
+        No row that was `seen` in the fit is to be its own neighbour.
         """
 
 
