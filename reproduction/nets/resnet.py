@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from hidden_uncertainty.demo.training import built
-from hidden_uncertainty.regularise import begin
+from hidden_uncertainty.regularise.reconstruction import begin
 
 from .fcnet import Initialisation
 

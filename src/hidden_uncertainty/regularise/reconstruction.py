@@ -1,4 +1,4 @@
-"""Training a network so that a layer keeps more of its input: reconstruction as a penalty beside the loss."""
+"""Reconstruction as a penalty: how far the input is from what a decoder makes of one layer's activation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .model import capture
-from .model.batches import dtype_of, unpack
-from .model.outputs import Key
-from .model.outputs import select as select_tensor
-from .precision import gradients
+from ..model import capture
+from ..model.batches import dtype_of, unpack
+from ..model.outputs import Key
+from ..model.outputs import select as select_tensor
+from ..precision import gradients
 
 _empty = nn.utils.skip_init  # torch would draw the weights from the global generator
 _norm = partial(nn.BatchNorm2d, device="cpu")
