@@ -46,14 +46,7 @@ _WORDS: dict[Ability, str] = {
 
 
 def require(method: Any, ability: Ability) -> None:
-    """Raise, naming the method, unless it can do what is asked; a class of your own can what its nearest base can.
-
-    Example:
-        >>> from hidden_uncertainty.baselines import PytorchOOD
-        >>> require(PytorchOOD(abs, None), "save")
-        Traceback (most recent call last):
-        NotImplementedError: PytorchOOD cannot be saved: ...
-    """
+    """Raise, naming the method, unless it can do what is asked; a class of your own can what its nearest base can."""
     ours = [kind.__name__ for kind in type(method).__mro__ if kind.__module__.startswith("hidden_uncertainty.")]
     known = next(ABILITIES[name] for name in ours if name in ABILITIES)
     if not getattr(known, ability):

@@ -21,10 +21,6 @@ def to_tensor(value: Any, dtype: torch.dtype | None = None) -> Any:
     Args:
         value: an array, or anything else.
         dtype: of arrays in floating point, None as they are; whole numbers and booleans stay what they are.
-
-    Example:
-        >>> to_tensor(np.array([0.5, 2.0]), torch.float32), to_tensor(np.array([3]), torch.float32)
-        (tensor([0.5000, 2.0000]), tensor([3]))
     """
     if not is_array(value):
         return value

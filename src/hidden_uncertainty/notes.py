@@ -28,16 +28,7 @@ def note(message: str) -> None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's code that called the library.
-
-    Example:
-        >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as caught, about("layer 'fc'"):
-        ...     warnings.simplefilter("always")
-        ...     warn("too few samples.")
-        >>> str(caught[0].message)
-        "layer 'fc': too few samples."
-    """
+    """Warn at the line of the user's code that called the library."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back

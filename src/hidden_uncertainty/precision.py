@@ -37,12 +37,6 @@ class Setting:
     """A setting of the whole process, changed by the first thread that needs it and put back after the last.
 
     `needed` says what it must be instead of what it is, and None where it can stay.
-
-    Example:
-        >>> value = ["fast"]
-        >>> exact = Setting(lambda: value[0], lambda new: value.__setitem__(0, new), lambda now: "exact")
-        >>> exact.around(lambda: value[0]), value[0]
-        ('exact', 'fast')
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], needed: Callable[[Any], Any]) -> None:
@@ -150,10 +144,6 @@ def gradients(enabled: bool, *, lasting: bool = False) -> Callable[[Callable[P, 
     """A function that runs with gradients on or off; as `torch.no_grad`, but no interrupt leaves them so.
 
     If it is `lasting`, it runs outside inference mode: the tensors it makes can be updated and differentiated later.
-
-    Example:
-        >>> gradients(False)(torch.is_grad_enabled)(), torch.is_grad_enabled()
-        (False, True)
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -206,13 +196,6 @@ def helpful_threads(size: int) -> Iterator[None]:
     The threads of one operation end together. Where one of them waits for its core, the others spin until their own
     time is up, so that an operation takes as long as the system lets a process run. The environment variable
     `OMP_WAIT_POLICY=passive`, set before Python starts, has them sleep instead.
-
-    Example:
-        >>> threads = torch.get_num_threads()
-        >>> with helpful_threads(size=1000):
-        ...     few = torch.get_num_threads()
-        >>> few in (1, threads), torch.get_num_threads() == threads
-        (True, True)
     """
     threads = torch.get_num_threads()
     if threads == 1 or (_seconds() < LONGEST and (size < LARGE or _cores() >= LEAST * threads)):

@@ -20,19 +20,6 @@ class Stored(nn.Module):
 
     A subclass may have a method `check`, which raises a ValueError where the buffers cannot be what was fitted, and a
     tuple `infinite` with the names of those that are not always finite. What `_prepare` makes of them is not saved.
-
-    Example:
-        >>> class Scale(Stored):
-        ...     def __init__(self, power: int) -> None:
-        ...         super().__init__()
-        ...         self.power = power
-        ...         self.register_buffer("factor", None)
-        >>> scale = Scale(2)
-        >>> scale.factor = torch.ones(3)
-        >>> scale.config()
-        {'power': 2, 'fitted': {'factor': ['float32', 3]}}
-        >>> Scale.from_config(scale.config()).factor
-        tensor([0., 0., 0.])
     """
 
     def config(self) -> dict[str, Any]:
@@ -84,11 +71,6 @@ class Unallocated(TorchFunctionMode):
 
     Args:
         limit: how many, roughly: a header may ask for modules without end.
-
-    Example:
-        >>> with Unallocated(limit=1):
-        ...     torch.zeros(10**12, device="cpu").device
-        device(type='meta')
     """
 
     def __init__(self, limit: int) -> None:

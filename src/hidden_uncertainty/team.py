@@ -173,11 +173,6 @@ def together(process_group: Any = None) -> Iterator[Team]:
 
     Args:
         process_group: None is all processes of `torch.distributed`, where it is in use; False is this process alone.
-
-    Example:
-        >>> with together() as alone:
-        ...     alone.size, alone.all("mine")
-        (1, ['mine'])
     """
     around = _current.get()
     known = _team_of(process_group) if around is None else around

@@ -199,12 +199,6 @@ def decompose_classes(scores: Tensor) -> Parts:
 
     Args:
         scores: logits or log-probabilities, (K, n, C).
-
-    Example:
-        >>> agree, differ = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]
-        >>> parts = decompose_classes(torch.tensor([agree, differ]).log().transpose(0, 1))
-        >>> parts.aleatoric, parts.epistemic
-        (tensor([0.6931, 0.0000]), tensor([0.0000, 0.6931]))
     """
     # Some inputs at a time: for maps, all intermediate values would take gigabytes, and on a CPU no cache holds them.
     cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
@@ -225,10 +219,6 @@ def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
     Args:
         value: predictions, (K, n) or (K, n, q).
         variance: the networks' own, of the same shape; without it there is no aleatoric uncertainty.
-
-    Example:
-        >>> decompose_numbers(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [1.5]]))[:3]
-        (tensor([2.]), tensor([1.]), tensor([1.]))
     """
     mean = (value / len(value)).sum(0)  # the sum of undivided ones may overflow
     spread = (value - mean).square().mean(0)

@@ -267,12 +267,7 @@ class Credibility(LayerDetector):
 
 
 def find_bandwidth(z: Tensor, bandwidth: float | Rule) -> float:
-    """The bandwidth for points z (n, d) that a rule gives, or the number itself.
-
-    Example:
-        >>> round(find_bandwidth(torch.tensor([[-1.0], [1.0]] * 16), "scott"), 6)    # 32 points, deviation 1
-        0.5
-    """
+    """The bandwidth for points z (n, d) that a rule gives, or the number itself."""
     if not isinstance(bandwidth, str):
         return float(bandwidth)
     count, dim = z.shape

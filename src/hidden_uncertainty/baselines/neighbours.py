@@ -52,11 +52,6 @@ class Index(nn.Module):
         points: what is searched.
         most: how many neighbours will be asked for; an error when there are not so many points.
         backend: see `NearestNeighbours`.
-
-    Example:
-        >>> index = Index(torch.tensor([[0.0], [1.0], [5.0]]), 2)
-        >>> index.search(torch.tensor([[4.0]]), 2)
-        (tensor([[1., 3.]], dtype=torch.float64), tensor([[2, 1]]))
     """
 
     points: Tensor

@@ -25,14 +25,6 @@ class Directions(nn.Module):
     by the larger of its deviations on the fitted rows and on the holdout, because with few rows the smallest
     eigenvalues are far too small for new ones. The directions dropped share one isotropic Gaussian, as wide as the
     holdout is there. `rest` is its log-density plus log |∂u/∂z|: a dead unit that wakes up is surprising.
-
-    Example:
-        >>> t = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-        >>> z = torch.cat([t, t.sum(1, keepdim=True), torch.zeros(200, 1)], dim=1)      # (n, 4)
-        >>> directions = Directions().fit(z, holdout=draw_holdout(200, 0.1, seed=0, device=z.device))
-        >>> u, rest = directions(z)                                                     # (n, 2), (n,)
-        >>> directions.describe()
-        '2 of 4 directions kept: 1 never vary, 1 collinear with them'
     """
 
     center: Tensor  # m, (d,)

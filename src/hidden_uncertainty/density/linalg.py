@@ -67,13 +67,7 @@ def mean_square(parts: Iterable[Tensor]) -> float:
 
 
 def own_order(z: Tensor, y: Tensor) -> Tensor:
-    """Where rows (n, d) go when sorted by y (n,), and then by what they hold: sums are rounded alike however they came.
-
-    Example:
-        >>> z, y = torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0, 1, 0])
-        >>> z[own_order(z, y)].flatten()
-        tensor([2., 3., 1.])
-    """
+    """Where rows (n, d) go when sorted by y (n,), then by what they hold: sums are rounded alike however they came."""
     # Cosines of whole numbers are independent over the fractions: only rows that are the same have the same sum.
     weight = torch.arange(z.shape[1], dtype=torch.float64, device=z.device).cos()
     order = torch.cat([part.double() @ weight for part in z.split(ROWS)]).argsort(stable=True)

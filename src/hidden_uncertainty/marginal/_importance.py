@@ -69,11 +69,6 @@ def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor
 
     The first half is uniform in a box or normal with deviation 1.5; the rungs of the second are normal with deviations
     1, 1/3, 1/9, 1/27 and 1/81. All come from scrambled Sobol sequences.
-
-    Example:
-        >>> shared, offset = draw(1024, 2, box=True)
-        >>> shared.shape, offset.shape, bool(shared.abs().max() <= 3**0.5)
-        (torch.Size([512, 2]), torch.Size([512, 2]), True)
     """
     counts = _counts(points)
     shared = _sobol(counts[0], numbers, seed)

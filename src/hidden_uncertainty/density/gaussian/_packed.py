@@ -68,10 +68,6 @@ def pack(factor: Tensor, bias: Tensor, width: int | None = None) -> Tensor:
 
     Returns:
         (B, rows, K, width): for each block a row of -b, then the rows of W.
-
-    Example:
-        >>> pack(torch.eye(3).expand(1, 2, 3, 3), torch.zeros(1, 2, 3)).shape
-        torch.Size([1, 4, 2, 3])
     """
     stack, gaussians, dim = bias.shape
     packed = factor.new_zeros(packed_shape(stack, gaussians, dim, width))
