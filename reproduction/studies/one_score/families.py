@@ -148,14 +148,9 @@ def _default(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _large(prepare: Callable[[bool], large.Task], seeds: Sequence[int], setup: Setup) -> Found:
-    """Networks that `train_classifier` trains."""
+    """Networks that `train_classifiers` trains."""
     task = prepare(setup.quick)
-
-    def cases() -> Iterator[Case]:
-        for seed in seeds:
-            yield task.case(seed, setup.device, setup.folder)
-
-    return Found(cases(), task.digests)
+    return Found(task.cases(seeds, setup.device, setup.folder), task.digests)
 
 
 _PERCEPTRON = "perceptron of table 1 (4 × 100 units, Adam, stopped early)"
