@@ -174,7 +174,7 @@ FAMILIES: dict[str, Family] = {
     "narrow-cifar100": Family(
         "CIFAR100, narrow ResNet-18",
         f"ResNet-18 with 16 to 128 channels, {large.SGD_SHORT}",
-        "test",
+        "development",
         False,
         partial(_large, large.narrow_cifar100),
     ),

@@ -23,13 +23,13 @@ from .near import CHANGES
 
 SGD = "SGD at 0.1 with a cosine, 100 epochs, crops and flips"  # OpenOOD's recipe
 SGD_SHORT = "SGD at 0.1 with a cosine, 30 epochs, crops and flips, in bfloat16"  # what a CPU trains in half an hour
-ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 200 epochs, crops and flips"
+ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 100 epochs in batches of 256, crops and flips"
 ADAM_SHORT = "AdamW at 1e-3 with a cosine, 20 epochs, crops and flips, in bfloat16"
 ADAM_TEXT = "AdamW at 1e-3 with a cosine, 30 epochs"
 _IMAGES = ClassifierRecipe()
 _SHORT = replace(_IMAGES, epochs=30, bfloat16=True)
-_TRANSFORMER = replace(_IMAGES, epochs=200, optimiser="adamw", learning_rate=1e-3, weight_decay=0.05, warm_up=0.05)
-_TRANSFORMER_SHORT = replace(_TRANSFORMER, epochs=20, bfloat16=True)
+_TRANSFORMER = ClassifierRecipe(100, 256, "adamw", 1e-3, 0.05, warm_up=0.05)
+_TRANSFORMER_SHORT = replace(_TRANSFORMER, epochs=20, batch_size=128, bfloat16=True)
 _TEXT = ClassifierRecipe(30, 128, "adamw", 1e-3, 0.05, warm_up=0.1, augment=False)
 _QUICK_TRAIN, _QUICK_TEST = 600, 200
 
