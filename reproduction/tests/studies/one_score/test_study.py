@@ -286,13 +286,15 @@ def test_other_families_of_an_earlier_result_are_kept(
     text = render(result)
     parts = tmp_path / "parts"
     parts.mkdir()
-    other = {"settings": {"networks": {"text-clinc150": [mnist]}, "seconds": {"text-clinc150": 5.0}}, "data": {}}
+    of = {"text-clinc150": [mnist], "fcnet-mnist": [record(1, 0.5, 0.5, 0.5)]}  # another seed
+    other = {"settings": {"networks": of, "seconds": dict.fromkeys(of, 5.0)}, "data": {}}
     (parts / "one-score.json").write_text(json.dumps(other))
     more = ["--families", "", "--earlier", str(path), "--out", str(parts)]
     assert CliRunner().invoke(app, ["one-score", *more]).exit_code == 0
     together = json.loads((parts / "one-score.json").read_text(encoding="utf-8"))["settings"]
     assert list(together["networks"]) == ["digits", "fcnet-mnist", "text-clinc150"]
-    assert together["seconds"]["text-clinc150"] == 5.0
+    assert together["seconds"]["text-clinc150"] == 5.0 and together["seconds"]["fcnet-mnist"] == 1005.0
+    assert [network["seed"] for network in together["networks"]["fcnet-mnist"]] == [0, 1]
     left = ", ".join(name for name, family in families.FAMILIES.items() if family.split == "test")
     assert f"Not run yet, of the test split: {left}." in text
     assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
