@@ -113,7 +113,6 @@ class Detector(Decisions):
             reader = (Extractor if pixels is None else PixelExtractor)(model, sources, **options)
         self.reader = reader
         self._reductions: Mapping[str, Reduction] | None = None
-        self._gathered: State | None = None  # what it was fitted to, where that is sums
         self._state = None if self._fits else self._unfitted()
 
     @property
@@ -174,8 +173,7 @@ class Detector(Decisions):
             process_group: which processes fit together; None is all there are, False is this one alone.
         """
         with work(self, process_group):
-            fitted, data = fit_loader(self, loader, calibration, holdout)
-        self._keep(fitted, data)
+            self._keep(fit_loader(self, loader, calibration, holdout))
         if holdout is not None:
             warn(
                 "calibrated on a part of the training data, which the network has seen: p-values and thresholds come "
@@ -186,7 +184,8 @@ class Detector(Decisions):
     def gather(self, loader: Iterable[Any], *, process_group: Any = None) -> State:
         """Sums over training data, to be added, saved, sent, and fitted to by `fit_state`; not of all methods.
 
-        Reductions that are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
+        For data that come in parts, `state = state + detector.gather(part)`, then `fit_state(state)`. Reductions that
+        are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
         """
         with work(self, process_group):
             state = gather(self, loader, self._reductions)
@@ -200,22 +199,7 @@ class Detector(Decisions):
         with work(self, process_group):
             self.reader.task = self.reader.task or state.sample.task  # type: ignore[union-attr]
             fitted = fit_data(self, state, calibration)
-        return self._keep(fitted, state)
-
-    def partial_fit(
-        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, process_group: Any = None
-    ) -> Self:
-        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`.
-
-        Scores change, so p-values and thresholds need unseen data again: pass `calibration=`, then call `threshold`.
-        """
-        if self._gathered is None and self._state is not None and self._fits:
-            raise RuntimeError(
-                "this detector was loaded, or fitted to features, or with holdout=, and does not know its sums: "
-                "keep state = detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
-            )
-        state = self.gather(loader, process_group=process_group)
-        return self.fit_state(state + (self._gathered or 0), calibration, process_group=process_group)
+        return self._keep(fitted)
 
     def extract(self, loader: Iterable[Any]) -> Features:
         """Run the network over a loader and keep its activations, reduced as fitted, or as this loader asks for.
@@ -246,7 +230,7 @@ class Detector(Decisions):
         """Calibrate with other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
         with work(self, process_group):
-            return self._keep(recalibrate(self, fitted, loader), self._gathered)
+            return self._keep(recalibrate(self, fitted, loader))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""
@@ -308,7 +292,7 @@ class Detector(Decisions):
         """Move what was fitted; the model stays where it is."""
         fitted = self._fitted()
         # A copy, as other threads may score with what there is; precisions stay.
-        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))), self._gathered)
+        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write what was fitted to a safetensors file; the model is not in it."""
@@ -353,10 +337,9 @@ class Detector(Decisions):
             )
         return self._state
 
-    def _keep(self, fitted: Fitted, data: Any = None) -> Self:
+    def _keep(self, fitted: Fitted) -> Self:
         with _lock:
             self._state, self._reductions = fitted, fitted.head.reductions
-            self._gathered = data if isinstance(data, State) else None
         return self
 
     def _unfitted(self) -> Fitted:
