@@ -226,7 +226,7 @@ def test_pictures_take_results():
 
 
 def test_the_package_knows_its_bars():
-    assert callable(hidden_uncertainty.progress.silence)
+    assert callable(hidden_uncertainty.progress.bars)
 
 
 def test_networks_without_parameters_keep_the_precision_of_arrays():
