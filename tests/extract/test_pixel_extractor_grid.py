@@ -46,7 +46,7 @@ def test_bands_and_pixels_are_those_of_the_whole_map(
     maps = torch.randn(2, 3, *places, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = whole(maps, patch, size)
     latent = LatentMap(maps.permute(0, 2, 3, 1).contiguous(), patch, size)
-    assert latent.width == expected.shape[2]
+    assert latent.maps.shape[3] == expected.shape[2]
     image, start = data.draw(st.integers(0, 1)), data.draw(st.integers(0, size[0] - 1))
     stop = data.draw(st.integers(start + 1, size[0]))
     band = latent.band(slice(image, image + 1), start, stop)
