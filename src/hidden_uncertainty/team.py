@@ -12,12 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from .notes import note
-
 T = TypeVar("T")
 MEET = timedelta(minutes=5)  # that processes wait for each other to call
 WORK = timedelta(hours=12)  # that they wait for the slowest shard; a process that ends is noticed at once
-PATIENT = timedelta(seconds=10)  # before a note says who is waited for
 
 
 class Team:
@@ -77,17 +74,15 @@ class Processes(Team):
         """Wait until all processes are here."""
         keys = [f"here {rank}" for rank in range(self.size)]
         store.set(keys[self.rank], "")
-        for patience in (PATIENT, MEET - PATIENT):
-            try:
-                store.wait(keys, patience)
-                return
-            except RuntimeError:
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                note(f"waiting for process {missing} of {self.size} to call the same method.")
-        raise RuntimeError(
-            f"process {missing} of {self.size} did not call the same method within {MEET.seconds} s. All processes of "
-            "a group must call it, each with its own shard; for a fit in this process alone, pass process_group=False."
-        )
+        try:
+            store.wait(keys, MEET)
+        except RuntimeError as error:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            raise RuntimeError(
+                f"process {missing} of {self.size} did not call the same method within {MEET.seconds} s. All processes "
+                "of a group must call it, each with its own shard; for a fit in this process alone, pass "
+                "process_group=False."
+            ) from error
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor over all processes, the same bits in each."""
