@@ -17,7 +17,7 @@ from . import io
 from .abilities import require
 from .exporting import Compiled
 from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
-from .fitting import State, check_features, check_state, fit_data, fit_loader, gather, recalibrate, work
+from .fitting import State, calibrate, check_features, check_state, fit_data, fit_loader, gather, read_unseen, work
 from .model.batches import Adapter, Batch
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
@@ -173,7 +173,9 @@ class Detector(Decisions):
             process_group: which processes fit together; None is all there are, False is this one alone.
         """
         with work(self, process_group):
-            self._keep(fit_loader(self, loader, calibration, holdout))
+            ready, loader = self._ready(loader)
+            ready._keep(fit_loader(ready, loader, calibration, holdout))
+        self._become(ready)
         if holdout is not None:
             warn(
                 "calibrated on a part of the training data, which the network has seen: p-values and thresholds come "
@@ -188,7 +190,9 @@ class Detector(Decisions):
         are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
         """
         with work(self, process_group):
-            state = gather(self, loader, self._reductions)
+            ready, loader = self._ready(loader) if self._reductions is None else (self, loader)
+            state = gather(ready, loader, self._reductions)
+        self._become(ready)
         if state.sample is not None:
             self._reductions = state.sample.reductions
         return state
@@ -210,9 +214,11 @@ class Detector(Decisions):
         with bars(self.progress), self.reader.tentative():
             if self._reductions is not None:
                 return self.reader.extract(loader, self._reductions)
-            features, _ = self.reader.fit(loader)
+            ready, loader = self._ready(loader)
+            features, _ = ready.reader.fit(loader)
         assert features is not None
-        self._reductions = features.reductions
+        ready._reductions = features.reductions
+        self._become(ready)
         return features
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
@@ -230,7 +236,8 @@ class Detector(Decisions):
         """Calibrate with other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
         with work(self, process_group):
-            return self._keep(recalibrate(self, fitted, loader))
+            unseen, kept = read_unseen(self, loader, fitted.head.reductions)
+            return self._keep(calibrate(self, fitted, unseen, "unseen", kept))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""
@@ -336,6 +343,14 @@ class Detector(Decisions):
                 f"this {type(self).__name__} is not fitted: call fit(train_loader, calibration=unseen_loader) first."
             )
         return self._state
+
+    def _ready(self, loader: Iterable[Any]) -> tuple[Self, Iterable[Any]]:
+        """What to fit, whose terms may be known only when the model has seen some inputs; and all of the loader."""
+        return self, loader
+
+    def _become(self, ready: Self) -> None:
+        if ready is not self:
+            self.__dict__ = {**self.__dict__, **ready.__dict__}  # in one step, as others may be scoring
 
     def _keep(self, fitted: Fitted) -> Self:
         with _lock:

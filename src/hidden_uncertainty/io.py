@@ -122,8 +122,7 @@ def read(
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         preamble, start = _read_preamble(file, path, size)
-        metadata = _check_metadata(preamble, path)
-        _check_size(preamble, start, path, size)
+        metadata = _check_metadata(preamble, start, path, size)
         file.seek(0)
         content = file.read()
     try:
@@ -219,7 +218,8 @@ def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any]
     return preamble, 8 + length
 
 
-def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
+def _check_metadata(preamble: dict[str, Any], start: int, path: Any, size: int) -> dict[str, str]:
+    """What this library wrote beside the tensors, if the file is one of its own, of a version it reads, and whole."""
     metadata = preamble.get(METADATA)
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError(
@@ -227,8 +227,9 @@ def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
         )
     try:
         version = int(metadata["version"])
+        ends = [int(entry["data_offsets"][1]) for name, entry in preamble.items() if name != METADATA]
     except WRONG as error:
-        _damaged(path, "it does not say its version", cause=error)
+        _damaged(path, "it does not say its version, or where its tensors lie", cause=error)
     if version > FORMAT_VERSION:
         raise ValueError(
             f"'{path}' was written by a newer version (format {version}, this one reads {FORMAT_VERSION}): "
@@ -236,19 +237,12 @@ def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
         )
     if version < 1 or not all(isinstance(metadata.get(key), str) for key in ("header", "digest")):
         _damaged(path, "its metadata are incomplete")
-    return metadata
-
-
-def _check_size(preamble: dict[str, Any], start: int, path: Any, size: int) -> None:
-    try:
-        ends = [int(entry["data_offsets"][1]) for name, entry in preamble.items() if name != METADATA]
-    except WRONG as error:
-        _damaged(path, "it does not say where its tensors lie", cause=error)
     expected = start + max(ends, default=0)
     if size < expected:
         _cut_short(path, size, f"{expected:,}")
     if size > expected:
         _damaged(path, f"it has {size:,} bytes instead of {expected:,}")
+    return metadata
 
 
 def _cut_short(path: Any, size: int, expected: str) -> NoReturn:

@@ -146,12 +146,6 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
     return Fitted(head, how, condition=fitted.condition)
 
 
-def recalibrate(detector: Any, fitted: Fitted, loader: Iterable[Any]) -> Fitted:
-    """The same with calibrations from other unseen data."""
-    unseen, kept = read_unseen(detector, loader, fitted.head.reductions)
-    return calibrate(detector, fitted, unseen, "unseen", kept)
-
-
 def sums_of(detector: Any) -> dict[str, Sums] | str:
     """What to gather for each term that is fitted; or, in words, what needs more."""
     found: dict[str, Sums] = {}
