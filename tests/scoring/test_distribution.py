@@ -28,6 +28,7 @@ def two_modes(apart: float = 6.0) -> OutputDistribution:
 def test_moments_and_quantiles_of_gaussians() -> None:
     d = gaussians([0.0, 1.5], [1.0, 0.3], [0.0, 1.5])
     torch.testing.assert_close(d.mean, torch.tensor([0.0, 1.5]).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(d.deviation, torch.tensor([1.0, 0.3]).double(), atol=1e-4, rtol=0)
     for share in (0.025, 0.5, 0.9):
         expected = [stats.norm.ppf(share, m, s) for m, s in ((0, 1), (1.5, 0.3))]
         assert d.quantile(share).tolist() == pytest.approx(expected, abs=1e-4)
@@ -80,6 +81,7 @@ def test_every_input_may_have_its_own_points() -> None:
     d = OutputDistribution(support, normal.log_prob(support).log_softmax(1), means)
     expected = torch.as_tensor(stats.norm.ppf(0.9, means, deviations))
     torch.testing.assert_close(d.quantile(0.9), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(d.deviation, deviations, rtol=1e-3, atol=0)
     torch.testing.assert_close(d.cdf(means), torch.full((2,), 0.5).double())
     low, high, _ = d.outwards(0.5)
     torch.testing.assert_close(

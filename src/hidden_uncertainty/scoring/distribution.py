@@ -70,6 +70,12 @@ class OutputDistribution:
         """E[ŷ|z], (n,)."""
         return (self.log_mass.exp() * self.support).sum(1)
 
+    @property
+    def deviation(self) -> Tensor:
+        """Standard deviation of ŷ given z, (n,)."""
+        away = self.support - self.mean[:, None]
+        return (self.log_mass.exp() * (away.square() + self.edges.diff(dim=1).square() / 12)).sum(1).sqrt()
+
     def cdf(self, y: Tensor) -> Tensor:
         """The share of each input's distribution below its y (n,)."""
         return _interpolate(y[:, None], self.edges, self._below)[:, 0]
