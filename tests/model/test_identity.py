@@ -34,6 +34,10 @@ class Swish(nn.Module):
     """An activation of one's own."""
 
 
+class Blend(Swish):
+    """Another."""
+
+
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(0)
@@ -135,7 +139,9 @@ def test_what_may_differ(net):
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (lambda: nn.Sequential(nn.Linear(2, 2)), r"\(Net\): there, parameter 'mask' is \(4, 4\), here missing"),
+        (lambda: Net(nn.Tanh()), "layer 'act' is torch.ReLU, here torch.Tanh"),
+        (lambda: Net(Swish()), "layer 'act' is torch.ReLU, here Swish"),
+        (lambda: nn.Sequential(nn.Linear(2, 2)), "the model is Net, here torch.Sequential"),
     ],
 )
 def test_another_structure_is_refused(net, other, text):
@@ -144,11 +150,14 @@ def test_another_structure_is_refused(net, other, text):
     assert re.search(f"^refused: .*{text}", outcome(net, model))
 
 
-def test_another_mask_is_warned_of(net):
+def test_another_mask_and_another_class_are_warned_of(net):
     other = copy.deepcopy(net)
     other.mask[0, 1] = 0
     assert "'mask' is the first" in outcome(net, other)
     assert outcome(Net(Swish()), Net(Swish()))  # not the same weights
+    one, other = copy.deepcopy(net), copy.deepcopy(net)
+    one.act, other.act = Swish(), Blend()
+    assert "module 'act' is Swish, here Blend" in outcome(one, other)
 
 
 @pytest.mark.filterwarnings("ignore:::torch", "ignore::DeprecationWarning")
@@ -162,7 +171,8 @@ def test_quantised_and_scripted_networks():
 
     assert outcome(quantised(0), quantised(0)) == ""
     assert "weights are not those" in outcome(quantised(0), quantised(1))
-    assert "parameter '0.weight' is (8, 4), here missing" in outcome(network(0), quantised(0))
+    text = "layer '0' is torch.Linear, here torch.DynamicQuantizedLinear. Quantise before the fit"
+    assert text in outcome(network(0), quantised(0))
     traced = torch.jit.trace(network(0), torch.zeros(1, 4))
     assert outcome(network(0), traced) == ""
     assert "weights are not those" in outcome(traced, torch.jit.trace(network(1), torch.zeros(1, 4)))

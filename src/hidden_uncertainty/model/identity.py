@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.loss import _Loss
 
 from ..io import Unusable
 from ..notes import warn
@@ -22,11 +24,13 @@ BLOCK = 16381  # numbers that share a pattern of signs; a prime, so that rows of
 BLOCKS = 64  # at a time, in float64: 8 MB
 EXACT, CAST = 1e-5, 1e-2  # of a tensor's norm, that its sums may differ by; bfloat16 rounds by up to 2⁻⁹
 SMALLEST = 1e-7  # that float16 still tells from zero
+LAYERS = ("torch.nn.", "torch.ao.nn.")  # where torch's own modules are
+IDLE = (_DropoutNd, _Loss, nn.Identity)  # modules that do nothing in evaluation mode
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The model's structure, as JSON: its class, and the tensors in its state."""
-    return {"class": type(model).__name__, "tensors": _tensors(model)}
+    """The model's structure, as JSON: the tensors in its state, and the classes of its modules."""
+    return {"class": type(model).__name__, "tensors": _tensors(model), "modules": _kinds(model)}
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -41,11 +45,15 @@ def weights(model: nn.Module) -> Tensor:
 def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, path: Any) -> None:
     """Refuse a model of another structure than was `described`; warn where its weights are not those of `values`.
 
-    The tensors in its state must have the same names and shapes; what has none, such as an activation, may differ.
+    The tensors in its state must have the same names and shapes, and layers the same class of torch's. What does
+    nothing in evaluation mode, such as dropout, may differ. Classes of other libraries, and of one's own, may have been
+    renamed: that is a warning.
     """
     here, older = _tensors(model), "tensors" not in described  # version 0.1.0 described shapes alone
-    shapes = described["parameters"] if older else {}
-    there = {name: ["float32", *shape] for name, shape in shapes.items()} if older else described["tensors"]
+    if older:
+        renamed, there = None, {name: ["float32", *shape] for name, shape in described["parameters"].items()}
+    else:
+        renamed, there = _other_module(_kinds(model), described, path), described["tensors"]
     for name in [*there, *(name for name in here if name not in there)]:
         known, found = (tuple(tensors[name][1:]) if name in tensors else "missing" for tensors in (there, here))
         # Buffers of whole numbers, such as positions, come and go between versions of libraries.
@@ -61,6 +69,8 @@ def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, p
         if name in known_values and _differ(_sums(tensor), known_values[name], here[name], there[name]):
             _warn_of_weights(path, f" ({name!r} is the first that differs)")
             return
+    if renamed is not None:
+        warn(f"'{path}' may have been fitted for another model: {renamed}. If it computes something else, fit again.")
 
 
 def _tensors(model: nn.Module) -> dict[str, list[Any]]:
@@ -79,6 +89,33 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 continue
             parts = {f"{name}.{i}": part for i, part in enumerate(value)} if isinstance(value, tuple) else {name: value}
             yield from ((key, part) for key, part in parts.items() if isinstance(part, Tensor))
+
+
+def _kinds(model: nn.Module) -> dict[str, str]:
+    """Each module's class, torch's own marked; what does nothing in evaluation mode is left out."""
+    found = {}
+    for name, module in named(model):
+        kind = getattr(module, "original_name", module._get_name())  # of a TorchScript module
+        if not isinstance(module, IDLE) and "drop" not in kind.lower():
+            found[name] = f"torch.{kind}" if type(module).__module__.startswith(LAYERS) else kind
+    return found
+
+
+def _other_module(here: Mapping[str, str], described: Mapping[str, Any], path: Any) -> str | None:
+    """Refuse another layer of torch; the first other class of a different kind, in words."""
+    there: Mapping[str, str] = described["modules"]
+    renamed = None
+    for name in {**there, **here}:
+        kind, found = there.get(name, "missing"), here.get(name, "missing")
+        if kind.removeprefix("torch.") == found.removeprefix("torch."):
+            continue
+        if kind.startswith("torch.") or found.startswith("torch."):
+            hint = ". Quantise before the fit, or fit again" if "Quantized" in found else ""
+            what = f"layer {name!r}" if name else "the model"
+            _refuse(path, described, f"{what} is {kind}", found + hint)
+        if "missing" not in (kind, found):
+            renamed = renamed or f"there, module {name!r} is {kind}, here {found}"
+    return renamed
 
 
 def _sums(tensor: Tensor) -> Tensor:
