@@ -102,10 +102,6 @@ class LayerScores(_Scores):
     def __post_init__(self) -> None:
         self._check_lengths()
 
-    def __getitem__(self, rows: Tensor) -> Self:
-        """The scores of some inputs, by a mask or indices."""
-        return self._map(lambda value: value[rows.to(value.device)])
-
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Put scores of several parts together; all have the same fields."""

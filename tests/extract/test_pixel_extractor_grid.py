@@ -65,13 +65,6 @@ def test_half_precision_maps_are_interpolated_in_single(dtype: torch.dtype) -> N
     torch.testing.assert_close(found, whole(maps.float(), 1, (17, 13))[0], rtol=1e-5, atol=1e-5)
 
 
-def test_some_images_of_a_batch() -> None:
-    maps = torch.randn(3, 2, 2, 4, generator=torch.Generator().manual_seed(0))
-    latent = LatentMap(maps, 3, (4, 4))
-    assert torch.equal(latent.take(torch.tensor([2])).band(slice(0, 1), 1, 3), latent.band(slice(2, 3), 1, 3))
-    assert len(latent.maps) == 3
-
-
 @settings(max_examples=40, deadline=None)
 @given(before=sizes, after=sizes)
 def test_labels_are_those_of_the_nearest_pixel(before: tuple[int, int], after: tuple[int, int]) -> None:

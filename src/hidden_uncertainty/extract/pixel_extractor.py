@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,7 @@ from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
 from ..uncertainty import LayerScores
 from .extractor import Extractor, Read, chosen, lowest
-from .features import Axis, Features, Lattice, Population, Reading, Row, rows_of
+from .features import Axis, Features, Lattice, Population, Reading, Row
 from .pixels import Pixels, Sampler
 from .reader import Reader
 
@@ -68,12 +67,6 @@ class LatentMap:
             return None
         return Lattice(self.maps, self.rows, self.columns)
 
-    def take(self, images: Tensor) -> LatentMap:
-        """Some images of the batch, by a mask (n,)."""
-        some = copy.copy(self)
-        some.maps = rows_of(self.maps, images)
-        return some
-
     def at(self, image: int, pixels: Tensor) -> Tensor:
         """Vectors at pixels (m,), counted row by row: (m, C·k²), in at least float32."""
         pixels = pixels.to(self.maps.device)
@@ -113,9 +106,6 @@ class Grid(Reading):
     reductions: Mapping[str, Reduction] = field(default_factory=dict)  # from each term's vectors to z
     scores: Mapping[str, LayerScores] | None = None
     unusable: Tensor | None = None
-
-    def _read_of(self, which: Tensor) -> dict[str, Any]:
-        return {"latents": {name: latent.take(which) for name, latent in self.latents.items()}}
 
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""
@@ -195,10 +185,10 @@ class Later:
     def readings(self) -> Iterator[Reading]:
         """Their readings, batch by batch."""
         for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
-            apart = None if self.holdout is None else chosen(batch, self.holdout)
-            if apart is None or bool(apart.any()):
-                reading = self.reader.reading(batch, self.reductions, index, labels=True)
-                yield reading if apart is None else reading[apart]
+            if self.holdout is not None:
+                batch = batch[chosen(batch, self.holdout)]
+            if len(batch):
+                yield self.reader.reading(batch, self.reductions, index, labels=True)
 
 
 class PixelExtractor(Extractor):

@@ -60,8 +60,8 @@ class Batch:
             )
         return first.shape[0]
 
-    def __getitem__(self, rows: slice) -> Batch:
-        """Return some samples: of every tensor with one row per sample, these rows."""
+    def __getitem__(self, rows: slice | Tensor) -> Batch:
+        """Return some samples, by a slice or a mask: of every tensor with one row per sample, these rows."""
         n = len(self)
         return self.map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
 
