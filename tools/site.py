@@ -48,6 +48,7 @@ API = {  # the pages of the reference, in the order in which a batch meets them
     "deployment": "Deployment",
     "exporting": "Export",
     "regularise": "Regularisation",
+    "sklearn": "scikit-learn",
     "demo": "Demonstration",
 }
 INSIDE = {"Bounded", "FORWARD", "KINDS", "Sums", "Values", "__version__", "as_scores", "baselines", "metrics", "plots"}
