@@ -68,11 +68,8 @@ def gathered(rank: int) -> Detector:
 
 def continued(rank: int) -> Detector:
     detector = LatentDensity(network(), "1", GaussianMixture(1))
-    state = None
     for seed in (1, 5):
-        found = detector.gather(shard(*data(300, seed), "empty", rank))
-        state = found if state is None else state + found
-        detector.fit_state(state, calibration=shard(*data(200, 2), "uneven", rank))
+        detector.partial_fit(shard(*data(300, seed), "empty", rank), calibration=shard(*data(200, 2), "uneven", rank))
     return detector
 
 

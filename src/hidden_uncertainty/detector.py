@@ -113,6 +113,7 @@ class Detector(Decisions):
             reader = (Extractor if pixels is None else PixelExtractor)(model, sources, **options)
         self.reader = reader
         self._reductions: Mapping[str, Reduction] | None = None
+        self._gathered: State | None = None  # what it was fitted to, where that is sums
         self._state = None if self._fits else self._unfitted()
 
     @property
@@ -174,7 +175,7 @@ class Detector(Decisions):
         """
         with work(self, process_group):
             ready, loader = self._ready(loader)
-            ready._keep(fit_loader(ready, loader, calibration, holdout))
+            ready._keep(*fit_loader(ready, loader, calibration, holdout))
         self._become(ready)
         if holdout is not None:
             warn(
@@ -186,8 +187,7 @@ class Detector(Decisions):
     def gather(self, loader: Iterable[Any], *, process_group: Any = None) -> State:
         """Sums over training data, to be added, saved, sent, and fitted to by `fit_state`; not of all methods.
 
-        For data that come in parts, `state = state + detector.gather(part)`, then `fit_state(state)`. Reductions that
-        are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
+        Reductions that are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
         """
         with work(self, process_group):
             ready, loader = self._ready(loader) if self._reductions is None else (self, loader)
@@ -203,7 +203,22 @@ class Detector(Decisions):
         with work(self, process_group):
             self.reader.task = self.reader.task or state.sample.task  # type: ignore[union-attr]
             fitted = fit_data(self, state, calibration)
-        return self._keep(fitted)
+        return self._keep(fitted, state)
+
+    def partial_fit(
+        self, loader: Iterable[Any], calibration: Iterable[Any] | None = None, *, process_group: Any = None
+    ) -> Self:
+        """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`.
+
+        Scores change, so p-values and thresholds need unseen data again: pass `calibration=`, then call `threshold`.
+        """
+        if self._gathered is None and self._state is not None and self._fits:
+            raise RuntimeError(
+                "this detector was loaded, or fitted to features, or with holdout=, and does not know its sums: "
+                "keep state = detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
+            )
+        state = self.gather(loader, process_group=process_group)
+        return self.fit_state(state + (self._gathered or 0), calibration, process_group=process_group)
 
     def extract(self, loader: Iterable[Any]) -> Features:
         """Run the network over a loader and keep its activations, reduced as fitted, or as this loader asks for.
@@ -237,7 +252,7 @@ class Detector(Decisions):
         fitted = self._fitted()
         with work(self, process_group):
             unseen, kept = read_unseen(self, loader, fitted.head.reductions)
-            return self._keep(calibrate(self, fitted, unseen, "unseen", kept))
+            return self._keep(calibrate(self, fitted, unseen, "unseen", kept), self._gathered)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""
@@ -299,7 +314,7 @@ class Detector(Decisions):
         """Move what was fitted; the model stays where it is."""
         fitted = self._fitted()
         # A copy, as other threads may score with what there is; precisions stay.
-        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))))
+        return self._keep(replace(fitted, head=copy.deepcopy(fitted.head).to(torch.device(device))), self._gathered)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write what was fitted to a safetensors file; the model is not in it."""
@@ -352,9 +367,10 @@ class Detector(Decisions):
         if ready is not self:
             self.__dict__ = {**self.__dict__, **ready.__dict__}  # in one step, as others may be scoring
 
-    def _keep(self, fitted: Fitted) -> Self:
+    def _keep(self, fitted: Fitted, data: Any = None) -> Self:
         with _lock:
             self._state, self._reductions = fitted, fitted.head.reductions
+            self._gathered = data if isinstance(data, State) else None
         return self
 
     def _unfitted(self) -> Fitted:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, State, io
 from hidden_uncertainty.baselines import KernelDensity, Mahalanobis, NearestNeighbours, RelativeMahalanobis
-from hidden_uncertainty.fitting import fit, gather
 from hidden_uncertainty.fitting import state as module
 
 ONE: dict[str, Callable[[nn.Module], Detector]] = {
@@ -52,29 +51,16 @@ def batches(x: Tensor, y: Tensor, size: int = 70) -> list[tuple[Tensor, Tensor]]
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-@pytest.fixture
-def gathered(monkeypatch: pytest.MonkeyPatch) -> list[State]:
-    """The states that detectors are fitted to."""
-    states: list[State] = []
-
-    def spy(*args: Any) -> State:
-        states.append(gather(*args))
-        return states[-1]
-
-    monkeypatch.setattr(fit, "gather", spy)
-    return states
-
-
 def by_features(detector: Detector, loader: Any) -> Detector:
     return detector.fit_features(detector.extract(loader))
 
 
 @pytest.mark.parametrize("name", ONE)
-def test_streamed_as_from_features(name: str, gathered: list[State], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_as_from_features(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", 128)
     x, y = data()
     kept, streamed = by_features(ONE[name](network()), batches(x, y)), ONE[name](network()).fit(batches(x, y))
-    assert [state.inputs for state in gathered] == [len(x)]
+    assert streamed._gathered is not None and streamed._gathered.inputs == len(x)
     torch.testing.assert_close(streamed(x).epistemic, kept(x).epistemic, rtol=1e-5, atol=1e-5)
     if kept(x).aleatoric is not None:
         torch.testing.assert_close(streamed(x).aleatoric, kept(x).aleatoric, rtol=1e-4, atol=1e-5)
@@ -144,26 +130,29 @@ def test_a_crafted_file_is_refused(change: Callable[..., Any], text: str, tmp_pa
 def test_more_data_as_all_at_once() -> None:
     x, y = data()
     whole, parts = ONE["full"](network()).fit(batches(x, y)), ONE["full"](network())
-    state = sum(parts.gather(batches(x[some], y[some])) for some in torch.arange(len(x)).split(150))
-    parts.fit_state(state, calibration=batches(*data(200, 2)))
+    for some in torch.arange(len(x)).split(150):
+        parts.partial_fit(batches(x[some], y[some]), calibration=batches(*data(200, 2)))
     torch.testing.assert_close(parts(x).epistemic, whole(x).epistemic, rtol=1e-6, atol=1e-6)
     assert parts.calibrated == "unseen" and parts.threshold(0.05) < float(parts(3 * x).epistemic.max())
-    more = state + parts.gather(batches(*data(50, 4)))
-    assert more.inputs == 650 and parts.fit_state(more).calibrated is None
+    parts.calibrate(batches(*data(100, 3)))
+    parts.partial_fit(batches(*data(50, 4)))
+    assert parts._gathered is not None and parts._gathered.inputs == 650
 
 
-def test_a_loaded_detector_goes_on_from_its_state(tmp_path: Path) -> None:
+def test_a_loaded_detector_needs_its_state(tmp_path: Path) -> None:
     x, y = data()
     detector, model = ONE["principal"](network()), network()
     state = detector.gather(batches(x[:300], y[:300]))
     detector.fit_state(state).save(tmp_path / "part.safetensors")
     loaded = Detector.load(tmp_path / "part.safetensors", model)  # as another machine would, with the same reductions
+    with pytest.raises(RuntimeError, match="keep state ="):
+        loaded.partial_fit(batches(x[300:], y[300:]))
     more = loaded.gather(batches(x[300:], y[300:]))
-    expected = detector.fit_state(state + detector.gather(batches(x[300:], y[300:])))(x).epistemic
+    expected = detector.partial_fit(batches(x[300:], y[300:]))(x).epistemic
     assert torch.equal(loaded.fit_state(state + more)(x).epistemic, expected)
 
 
-def test_memory_does_not_grow_with_inputs(gathered: list[State], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", 256)
     alive: list[weakref.ref[Tensor]] = []
     most = 0
@@ -178,12 +167,11 @@ def test_memory_does_not_grow_with_inputs(gathered: list[State], monkeypatch: py
 
     kept = {}
     for n in (20, 200):
-        LatentDensity(model, task="classification").fit(loader(n))
+        detector = LatentDensity(model, task="classification").fit(loader(n))
         gc.collect()
-        state = gathered.pop()
-        assert state.sample is not None
-        sums = sum(t.numel() for part in state.moments.values() for t in part.tensors().values())
-        kept[n] = sums, min(len(state.sample), 1280)
+        assert detector._gathered is not None and detector._gathered.sample is not None
+        sums = sum(t.numel() for part in detector._gathered.moments.values() for t in part.tensors().values())
+        kept[n] = sums, min(len(detector._gathered.sample), 1280)
     assert kept[20] == kept[200] and most < 10
 
 
@@ -249,10 +237,10 @@ def test_errors_say_what_to_do() -> None:
         ONE["labels"](network()).fit(batches(x, y - 1))
 
 
-def test_explicit_ledoit_wolf_keeps_features(gathered: list[State]) -> None:
+def test_explicit_ledoit_wolf_keeps_features() -> None:
     x, y = data()
-    Mahalanobis(network(), "1", shrinkage="ledoit-wolf").fit(batches(x, y))
-    assert not gathered
+    detector = Mahalanobis(network(), "1", shrinkage="ledoit-wolf").fit(batches(x, y))
+    assert detector._gathered is None
 
 
 def test_sharded_weights_are_refused() -> None:

@@ -46,8 +46,8 @@ def fit_loader(
     loader: Iterable[Any],
     calibration: Iterable[Any] | None,
     holdout: float | None,
-) -> Fitted:
-    """What `Detector.fit` fits."""
+) -> tuple[Fitted, State | Features | None]:
+    """What `Detector.fit` fits, and what to, where that can be fitted to again."""
     if calibration is not None and holdout is not None:
         raise ValueError("pass calibration or holdout, not both.")
     if holdout is not None and not 0 < holdout < 1:
@@ -60,7 +60,7 @@ def fit_loader(
         data = gather(detector, loader)
     elif detector._fits or detector.reader.learns or holdout is not None:
         data, unseen = gather_features(detector, loader, holdout or 0.0)
-    return fit_data(detector, data, calibration, unseen, kept, apart=holdout is not None)
+    return fit_data(detector, data, calibration, unseen, kept, apart=holdout is not None), data
 
 
 def fit_data(
