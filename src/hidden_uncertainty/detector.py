@@ -155,6 +155,7 @@ class Detector(Decisions):
         *,
         holdout: float | None = None,
         process_group: Any = None,
+        spill: str | PathLike[str] | None = None,
     ) -> Self:
         """Fit to the activations on training data.
 
@@ -172,10 +173,11 @@ class Detector(Decisions):
             holdout: instead, a share of the loader's inputs to set apart for that. The network was trained on them
                 and may find them more familiar than new data; alarms may then come far more often than asked for.
             process_group: which processes fit together; None is all there are, False is this one alone.
+            spill: a folder for the features of mixtures, which are then fitted over passes of a file that is removed.
         """
         with work(self, process_group):
             ready, loader = self._ready(loader)
-            ready._keep(*fit_loader(ready, loader, calibration, holdout))
+            ready._keep(*fit_loader(ready, loader, calibration, holdout, spill))
         self._become(ready)
         if holdout is not None:
             warn(
@@ -214,7 +216,7 @@ class Detector(Decisions):
         """
         if self._gathered is None and self._state is not None and self._fits:
             raise RuntimeError(
-                "this detector was loaded, or fitted to features, or with holdout=, and does not know its sums: "
+                "this detector was loaded, or fitted to features, with holdout= or spill=, and does not know its sums: "
                 "keep state = detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
             )
         state = self.gather(loader, process_group=process_group)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +25,7 @@ from ..reduce import Reduction
 from ..scoring.fitted import Calibrated, Fitted, fit_terms, of_first, require_classes
 from ..scoring.head import SAMPLE
 from ..team import Team, team, together
-from .state import State
+from .state import Rows, State
 
 INPUTS = 150  # read again, at most; of a long loader, at least 60
 TOGETHER = 10  # of one batch at least, where it has them
@@ -46,8 +49,16 @@ def fit_loader(
     loader: Iterable[Any],
     calibration: Iterable[Any] | None,
     holdout: float | None,
+    spill: str | PathLike[str] | None = None,
 ) -> tuple[Fitted, State | Features | None]:
     """What `Detector.fit` fits, and what to, where that can be fitted to again."""
+    if spill is not None and (holdout is not None or team().size > 1):
+        raise ValueError("spill= is for one process (process_group=False), and for calibration= instead of holdout=.")
+    if spill is not None and detector._fits:
+        if not Path(spill).is_dir():
+            raise FileNotFoundError(f"spill={str(spill)!r} is no folder: make it first.")
+        with TemporaryDirectory(prefix="hidden-uncertainty-", dir=spill, ignore_cleanup_errors=True) as folder:
+            return fit_data(detector, gather(detector, loader, folder=Path(folder)), calibration), None
     if calibration is not None and holdout is not None:
         raise ValueError("pass calibration or holdout, not both.")
     if holdout is not None and not 0 < holdout < 1:
@@ -86,7 +97,7 @@ def fit_data(
         if sample is None:
             return detector._unfitted()
         methods = {name: term.method for name, term in detector.terms.items()}
-        moments = data.moments if isinstance(data, State) else None
+        moments = {**data.moments, **data.rows} if isinstance(data, State) else None
         options: dict[str, Any] = {"owner": detector, "moments": moments}
         return fit_terms(methods, sample, detector.condition, detector._combination, **options)
 
@@ -146,15 +157,15 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
     return Fitted(head, how, condition=fitted.condition)
 
 
-def sums_of(detector: Any) -> dict[str, Sums] | str:
-    """What to gather for each term that is fitted; or, in words, what needs more."""
+def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
+    """What to gather for each term that is fitted, but to `chunks` if so asked; or, in words, what needs more."""
     found: dict[str, Sums] = {}
     if not detector.reader.gathers:
         return f"{_name(detector)} does not read in a stream"
     if isinstance(detector.task, MultiLabel):
         return "the sets of labels are known only when all inputs have come"
     for name, term in detector.terms.items():
-        if term.method.fits:
+        if term.method.fits and not (chunks and term.method.chunks):
             sums = term.method.sums
             if sums is None:
                 what = getattr(term.method, "density", None) or type(detector).__name__
@@ -163,8 +174,8 @@ def sums_of(detector: Any) -> dict[str, Sums] | str:
     return found
 
 
-def _require_sums(detector: Any) -> dict[str, Sums]:
-    sums = sums_of(detector)
+def _require_sums(detector: Any, *, chunks: bool = False) -> dict[str, Sums]:
+    sums = sums_of(detector, chunks=chunks)
     if isinstance(sums, str):
         raise NotImplementedError(
             f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
@@ -172,12 +183,20 @@ def _require_sums(detector: Any) -> dict[str, Sums]:
     return sums
 
 
-def gather(detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None = None) -> State:
+def gather(
+    detector: Any,
+    loader: Iterable[Any],
+    reductions: Mapping[str, Reduction] | None = None,
+    folder: Path | None = None,
+) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
-    sums = _require_sums(detector)
+    sums = _require_sums(detector, chunks=folder is not None)
     crew, reader = team(), detector.reader
     assert isinstance(reader, Extractor)
     state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
+    if folder is not None:
+        on_disk = [name for name, term in detector.terms.items() if term.method.chunks]
+        state.rows = {name: Rows(folder / str(place), name) for place, name in enumerate(on_disk)}
     if reductions is None:
         reductions, stream, seen = reader.prepare(loader)
     else:
@@ -185,7 +204,7 @@ def gather(detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduct
     with crew.step():
         warn_of_padding(loader)
         for features, _ in reader.pieces(stream, reductions, count(loader)):
-            if sums:
+            if sums or state.rows:
                 require_classes(features.task, type(detector).__name__)
             state.add(features)
         check_count(seen, state.inputs)

@@ -1,11 +1,15 @@
-"""`State`: what a pass over training data gathers to fit to, which can be added, saved and sent."""
+"""`State`: what a pass over training data gathers to fit to, which can be added, saved and sent; and rows on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +23,8 @@ from ..team import Team
 ROWS = 1 << 13  # put together before they are summed: products of few rows are slow
 VERSION = "state 1"  # of files
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+READ = 1 << 14  # rows read at a time; mapped into memory, all of them would count as held
+SPARE = 1 << 26  # bytes that a disk keeps
 
 
 @dataclass(eq=False)
@@ -44,6 +50,7 @@ class State:
     sums: Mapping[str, Sums]  # what is kept of each term
     limit: int  # rows of the sample at most
     moments: dict[str, Moments] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # of terms that sums are not enough for, on disk
     sample: Features | None = None  # with the task, the reductions and the classes
     inputs: int = 0  # how many were gathered from
     _waiting: list[Features] = field(default_factory=list, repr=False)
@@ -69,6 +76,8 @@ class State:
                 home = "cpu" if z.device.type == "mps" else z.device  # which has no float64
                 self.moments[name] = Moments.empty(rows.classes or 0, z.shape[1], sums, home)
             self.moments[name].update(z, y)
+        for name, file in self.rows.items():
+            file.append(rows.z[name], y)
         kept = rows.lowest(self.limit)
         self.sample = kept if self.sample is None else Features.cat([self.sample, kept]).lowest(self.limit)
         return self
@@ -178,3 +187,49 @@ class State:
                 classes=header["classes"],
             )
         return state
+
+
+class Rows:
+    """Rows of one term with their classes, in two files; they are read in the order in which they came."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.count = torch.zeros(0, dtype=torch.long)  # rows of each class
+        self._first: Tensor | None = None
+        self._same = True
+
+    def append(self, z: Tensor, y: Tensor) -> None:
+        """Write rows (n, d) with their classes (n,); an error where the disk is full."""
+        if self._first is None and len(z):
+            self._first = z[:1].clone()
+        if self._first is not None:
+            self._same = self._same and bool((z == self._first).all())
+        for kind, part in (("z", z), ("y", y)):
+            content = part.detach().cpu().contiguous().numpy()
+            free = shutil.disk_usage(self.path.parent).free
+            try:
+                if free < content.nbytes + SPARE:
+                    raise OSError(errno.ENOSPC, "no space left")
+                with open(f"{self.path}.{kind}", "ab") as file:
+                    file.write(content.data)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"the features of layer {self.name!r} do not fit into {str(self.path.parent.parent)!r}, with "
+                    f"{free / 1e6:,.0f} MB free after {int(self.count.sum()):,} rows ({error.strerror}): give spill= a "
+                    "larger disk",
+                ) from error
+        size = max(len(self.count), int(y.max()) + 1 if len(y) else 0)
+        self.count = torch.nn.functional.pad(self.count, (0, size - len(self.count))) + y.cpu().bincount(minlength=size)
+
+    def constant(self) -> bool:
+        """Whether all rows are the same."""
+        return self._same
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self._first is not None
+        width, kind = self._first.shape[1], str(self._first.dtype).removeprefix("torch.")
+        with open(f"{self.path}.z", "rb") as rows, open(f"{self.path}.y", "rb") as classes:
+            while len(y := np.fromfile(classes, np.int64, READ)):
+                z = np.fromfile(rows, kind, len(y) * width).reshape(len(y), width)
+                yield torch.from_numpy(z).to(self._first.device), torch.from_numpy(y).to(self._first.device)

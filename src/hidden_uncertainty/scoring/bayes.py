@@ -214,11 +214,17 @@ class DensityMethod(Method):
         """What the density can be fitted to instead of rows."""
         return None if self.density is None else self.density.sums
 
-    def fit_gathered(self, data: Moments, features: Features) -> Self:
-        """Fit the density, and the marginal unless another term has done so, to sums over rows."""
+    @property
+    def chunks(self) -> bool:
+        """Whether the density can be fitted to rows on disk."""
+        return GaussianMixture().chunks if self.density is None else self.density.chunks
+
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
+        """Fit the density, and the marginal unless another term has done so, to sums over rows, or to rows on disk."""
         if self.prior.marginal is None:
             self.prior.fit_counts(data.count, features)
-        self.density = self._asked(features).fit_moments(data)
+        density = self._asked(features)
+        self.density = density.fit_moments(data) if isinstance(data, Moments) else density.fit_chunks(data)
         return self
 
     def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:

@@ -177,11 +177,11 @@ def fit_terms(
     combination: Combination,
     *,
     owner: object,
-    moments: Mapping[str, Moments] | None = None,
+    moments: Mapping[str, Moments | Any] | None = None,
 ) -> Fitted:
     """Fit copies of the methods of terms to features, for a detector, the `owner`.
 
-    `moments` are sums over the rows of each term: they are fitted to, and features are a sample.
+    `moments` are sums over the rows of each term, or its rows on disk: they are fitted to, and features are a sample.
     """
     if len(features) == 0 and not any(bool(part.count.any()) for part in (moments or {}).values()):
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")

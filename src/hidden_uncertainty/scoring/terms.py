@@ -69,8 +69,13 @@ class Method(Stored, ABC):
         """Which sums over rows `fit_gathered` takes instead of rows; None where it needs the rows themselves."""
         return None
 
-    def fit_gathered(self, data: Moments, features: Features) -> Self:
-        """Fit to sums over training rows; `features` are a sample."""
+    @property
+    def chunks(self) -> bool:
+        """Whether `fit_gathered` takes rows on disk."""
+        return False
+
+    def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
+        """Fit to sums over training rows, or to rows on disk, which say their `count`; `features` are a sample."""
         raise NotImplementedError(f"{type(self).__name__} needs all rows at once: call fit.")
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
