@@ -1,6 +1,7 @@
 """Arrays, frames and whole batches give what tensors give, in every place that takes tensors."""
 
 import copy
+import json
 import math
 import sys
 
@@ -160,8 +161,9 @@ def test_results_as_arrays():
     assert RESULT.epistemic[0] == 1  # it was a copy
     maps = Uncertainty(prediction=torch.zeros(2, 3, 4), epistemic=torch.zeros(2, 3, 4))
     assert maps.numpy()["epistemic"].shape == (2, 3, 4) and "surprising" not in maps.numpy()
-    with pytest.raises(ValueError, match=r"these are maps \(2, 3, 4\): u.numpy\(\)"):
-        maps.to_pandas()
+    for rows in (maps.to_pandas, maps.to_json):
+        with pytest.raises(ValueError, match=r"these are maps \(2, 3, 4\): u.numpy\(\)"):
+            rows()
 
 
 def test_results_as_frames():
@@ -170,15 +172,25 @@ def test_results_as_frames():
     assert frame["prediction"].dtype == np.int64 and frame["surprising"].dtype == bool
     assert frame[frame.surprising]["fc.1.epistemic"].tolist() == [4, 5]
     assert RESULT[frame.surprising].prediction.tolist() == [1, 3]
-    assert len(RESULT[:0].to_pandas()) == 0
+    assert len(RESULT[:0].to_pandas()) == 0 and RESULT[:0].to_json() == "[]"
     number = Uncertainty(prediction=torch.zeros(2, 1), epistemic=torch.zeros(2))
     assert list(number.to_pandas()) == ["prediction", "epistemic"]
+
+
+def test_results_as_json():
+    records = json.loads(RESULT.to_json(), parse_constant=pytest.fail)  # NaN and Infinity are not JSON
+    frame = RESULT.to_pandas()
+    assert [list(record) for record in records] == 3 * [list(frame)]
+    for record, (_, row) in zip(records, frame.iterrows(), strict=True):
+        assert record == {name: value if np.isfinite(value) else None for name, value in row.items()}
+    assert records[1]["surprising"] is True and records[1]["epistemic"] is None
 
 
 def test_without_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"to_pandas\(\) needs pandas: pip install pandas, or take u.numpy\(\)"):
         RESULT.to_pandas()
+    assert len(RESULT.to_json()) > 0
 
 
 def test_metrics_take_series():
@@ -214,7 +226,7 @@ def test_pictures_take_results():
 
 
 def test_the_package_knows_its_bars():
-    assert callable(hidden_uncertainty.progress.bars)
+    assert callable(hidden_uncertainty.progress.silence)
 
 
 def test_networks_without_parameters_keep_the_precision_of_arrays():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -198,9 +199,8 @@ def test_results_as_tables_and_files(default, net, loaders, tmp_path) -> None:
     for name, values in again(x).numpy().items():
         np.testing.assert_array_equal(values, u.numpy()[name])
     assert torch.equal(again.fitted_marginal.sets, default.fitted_marginal.sets)
-    rows = u.columns()
-    assert len(rows["prediction.1"]) == 100 and rows["prediction.1"][3] == int(u.prediction[3, 1])
-    assert "probabilities.4" in rows
+    rows = json.loads(u.to_json())
+    assert len(rows) == 100 and rows[3]["prediction.1"] == int(u.prediction[3, 1]) and "probabilities.4" in rows[0]
     assert list(u.to_pandas().filter(like="prediction.")) == [f"prediction.{label}" for label in range(LABELS)]
     assert torch.equal(Uncertainty.cat([u[:40], u[40:]]).probabilities, u.probabilities)
     assert u[3].prediction.shape == (1, LABELS) and "epistemic" in repr(u[u.surprising])

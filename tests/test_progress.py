@@ -250,6 +250,29 @@ def test_silent_when_not_a_terminal_or_not_wanted(log: io.StringIO, monkeypatch:
     assert file.getvalue() == ""
 
 
+def test_silence_holds_for_all_threads_until_it_is_undone(terminal: io.StringIO) -> None:
+    def run() -> None:
+        assert list(progress.track(range(3), "x")) == [0, 1, 2]
+
+    progress.silence()
+    try:
+        run()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        with progress.bars(None):
+            run()
+        assert terminal.getvalue() == ""
+        with progress.bars(True):  # asked for
+            run()
+        assert terminal.getvalue() != ""
+    finally:
+        progress.silence(False)
+    terminal.truncate(0)
+    run()
+    assert terminal.getvalue() != ""
+
+
 def test_a_block_ends_with_what_it_said(terminal: io.StringIO) -> None:
     with contextlib.suppress(OSError), progress.bars(False):
         raise OSError("disk")

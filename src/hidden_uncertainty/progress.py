@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _wanted: ContextVar[bool | None] = ContextVar("wanted", default=None)
+_silent = False  # what holds where no block and no `progress=` says anything
 _console: Console | None = None
 # Re-entrant: the garbage collector may close an abandoned bar while its thread opens another.
 _lock = threading.RLock()
@@ -47,13 +48,25 @@ class Bar:
             display.update(row, advance=n, info="  ".join(f"{name} {value}" for name, value in self._info.items()))
 
 
+def silence(silent: bool = True) -> None:
+    """Draw no bars in this process from now on, but where `bars(True)` or `progress=True` asks; False undoes it.
+
+    Example:
+        >>> silence()
+        >>> silence(False)
+    """
+    global _silent
+    _silent = silent
+
+
 @contextmanager
 def bars(enabled: bool | None) -> Iterator[None]:
     """Say for a block, and for all that it calls, whether bars are drawn.
 
     Args:
         enabled: False never draws bars, True wherever stderr is a terminal. None keeps what a block around this one
-            says; without one, bars are drawn on a terminal in the first of several processes.
+            says; without one, bars are drawn on a terminal in the first of several processes, unless `silence` was
+            called.
 
     Example:
         >>> with bars(False), progress_bar("mixture", total=3) as bar:
@@ -70,7 +83,9 @@ def bars(enabled: bool | None) -> Iterator[None]:
 def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     """Show one bar for the length of a `with` block; whatever ends the block, the terminal is left as it was."""
     bar, wanted = Bar(description, total), _wanted.get()
-    if wanted is False or not _drawable() or not (wanted or first_process()):
+    if wanted is None:
+        wanted = not _silent and first_process()
+    if not wanted or not _drawable():
         yield bar
         return
     bar._row = _open(bar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -219,6 +220,18 @@ class Uncertainty(_Scores):
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas, or take u.numpy().") from error
         return pandas.DataFrame(self.columns())
+
+    def to_json(self) -> str:
+        """The entries of `to_pandas` as a JSON list with one object per input; infinity and NaN are null.
+
+        Example:
+            >>> Uncertainty(prediction=torch.tensor([7]), epistemic=torch.tensor([math.inf])).to_json()
+            '[{"prediction": 7, "epistemic": null}]'
+        """
+        columns = {name: values.tolist() for name, values in self.columns().items()}
+        rows = zip(*columns.values(), strict=True)
+        records = [{k: v if math.isfinite(v) else None for k, v in zip(columns, row, strict=True)} for row in rows]
+        return json.dumps(records, allow_nan=False)
 
     def columns(self) -> dict[str, np.ndarray]:
         """One (n,) array per number that is known of an input, by name."""
