@@ -26,7 +26,6 @@ from hidden_uncertainty import (
     metrics,
 )
 from hidden_uncertainty.demo import DigitsNet, add_noise, digits
-from hidden_uncertainty.regularise import DenseDecoder, Reconstruction
 
 random = torch.Generator().manual_seed(0)
 x = torch.randn(500, 4, generator=random)
@@ -131,13 +130,6 @@ def measured(folder: Path) -> list[Any]:
     return [*found, stream.auroc, stream.average_precision, confusion.matrix, confusion.mean_iou]
 
 
-def penalty(folder: Path) -> list[Tensor]:
-    given = Reconstruction(classifier, "1", DenseDecoder(12, 8, (4,), layers=2))
-    built = Reconstruction(dense, "1", example=images[:2])  # of residual units
-    classifier(x), dense(images)
-    return [given(x).detach(), built(images).detach()]
-
-
 def written(folder: Path) -> list[Tensor]:
     io.write(folder / "file", {}, {"some": x, "none": x[:0]})
     return list(io.read(folder / "file")[1].values())
@@ -191,7 +183,6 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
     "one gaussian per class": on(baselines.one_gaussian_per_class),
     "compare": comparison,
     "metrics": measured,
-    "reconstruction": penalty,
     "digits": lambda folder: [digits(left_out=(9,)).train.images, add_noise(images, 0.1), *DigitsNet().parameters()],
     "files": written,
 }
