@@ -95,10 +95,6 @@ def baseline(make: Callable[[], Any], folder: Path, data: dict = of_classes) -> 
     return [method(x[:5]).epistemic, u.epistemic, u.p_value]
 
 
-def ensemble(together: bool) -> Any:
-    return baselines.DeepEnsemble([classifier, other], together=together)
-
-
 def comparison(folder: Path) -> list[Any]:
     methods: dict[str, Any] = {
         "density": LatentDensity(classifier, "1"),
@@ -172,9 +168,8 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
         lambda: baselines.MCDropout(baselines.insert_dropout(regressor, 0.2), samples=5, task="regression"),
         data=of_numbers,
     ),
-    "ensemble": partial(baseline, partial(ensemble, False)),
-    "ensemble, together": partial(baseline, partial(ensemble, True)),
-    "mahalanobis": on(baselines.Mahalanobis, epsilon=0.01),
+    "ensemble": partial(baseline, lambda: baselines.DeepEnsemble([classifier, other])),
+    "mahalanobis": on(baselines.Mahalanobis),
     "relative mahalanobis": on(baselines.RelativeMahalanobis),
     "neighbours": on(baselines.NearestNeighbours, k=5),
     "one gaussian per class": on(baselines.one_gaussian_per_class),
