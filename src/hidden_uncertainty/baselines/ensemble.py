@@ -80,13 +80,7 @@ class VotingReader(ScoringReader):
         return Prediction(scores, scores.shape[1])
 
     def vote(self, task: Task, samples: Sequence[Prediction], output: Any) -> tuple[Prediction, LayerScores]:
-        """What several passes say together.
-
-        Args:
-            task: what is predicted.
-            samples: their tensors as (passes, m, ...).
-            output: of any pass, for the shape of maps.
-        """
+        """What several passes say together, whose tensors are (passes, m, ...); any output, for the shape of maps."""
         value = torch.cat([sample.value for sample in samples])
         wrong = ~value.amax(-1).isfinite() if task.discrete else ~value.isfinite()  # a class may be ruled out by -inf
         if task.discrete:
@@ -170,7 +164,7 @@ class Parts(NamedTuple):
 
 
 def decompose_classes(scores: Tensor) -> Parts:
-    r"""Mean entropy and mutual information of K predicted distributions over classes, in nats.
+    r"""Mean entropy and mutual information of K predicted distributions over classes, from logits (K, n, C), in nats.
 
     .. math::
         \text{aleatoric} = \frac1K \sum_k H(p_k), \qquad
@@ -181,9 +175,6 @@ def decompose_classes(scores: Tensor) -> Parts:
     with p̄ the mean of the p_k, and the prediction its largest class. (The paper's appendix prints both entropies
     without their minus signs; these are the quantities it names.) The last form has terms that are never negative: it
     keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
-
-    Args:
-        scores: logits or log-probabilities, (K, n, C).
     """
     # Some inputs at a time: for maps, all intermediate values would take gigabytes, and on a CPU no cache holds them.
     cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
@@ -193,17 +184,13 @@ def decompose_classes(scores: Tensor) -> Parts:
 
 
 def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
-    r"""Mean variance and variance of the means of K predictions, in squared units of the output, summed over outputs.
+    r"""Mean variance and variance of the means of K predictions (K, n) or (K, n, q), summed over outputs.
 
     .. math::
         \text{aleatoric} = \frac1K \sum_k \sigma_k^2, \qquad
         \text{epistemic} = \frac1K \sum_k (\mu_k - \bar\mu)^2
 
     Their sum is the variance of the mixture of the K predictions.
-
-    Args:
-        value: predictions, (K, n) or (K, n, q).
-        variance: the networks' own, of the same shape; without it there is no aleatoric uncertainty.
     """
     mean = (value / len(value)).sum(0)  # the sum of undivided ones may overflow
     spread = (value - mean).square().mean(0)

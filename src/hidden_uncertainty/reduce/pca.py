@@ -149,8 +149,7 @@ class StreamingPCA:
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass: the next one must bring the same samples, in any order and any batches.
 
-        Args:
-            all_sum: the sum of a tensor over the processes that share the data, when several do. Each must call this.
+        `all_sum` is the sum of a tensor over the processes that share the data, when several do; each must call this.
         """
         if self.done:
             raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")

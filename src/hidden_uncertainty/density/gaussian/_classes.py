@@ -274,25 +274,18 @@ class _Buffers:
 def kmeans(
     x: Tensor, present: Tensor, components: int, directions: Tensor | None = None, *, tol: float = 1e-4
 ) -> Tensor:
-    """Assign each row to one of k clusters, the start of a mixture: (B, n, k), one-hot.
+    """Assign rows x (B, n, d), where present (B, n), to one of k clusters, the start of a mixture: (B, n, k), one-hot.
 
-    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes. Nothing looks
-    at the number of a row: the same rows in another order start alike, up to rounding. A cluster is split at its mean,
-    across the direction in which it is long, and a few steps of 2-means follow. That direction comes from the row that
-    lies farthest from the mean, by a step of power iteration. Of all clusters the one goes first whose split lowers the
-    inertia most.
+    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes, until centres
+    move less than a share `tol` of the mean variance. Nothing looks at the number of a row: the same rows in another
+    order start alike, up to rounding. A cluster is split at its mean, across the direction in which it is long, and a
+    few steps of 2-means follow. That direction comes from the row that lies farthest from the mean, by a step of power
+    iteration; for another start, directions (k - 1, d) take its place, without 2-means, which would lead back to the
+    same splits. Of all clusters the one goes first whose split lowers the inertia most.
 
     Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows. After the
     first iterations few rows change their cluster, so that sums of clusters take in these alone. There are tens of such
     steps; what they add in rounding is far below the shift at which the iteration stops.
-
-    Args:
-        x: (B, n, d), the rows of each class first, padded to the same n.
-        present: 1 for a row, 0 for padding, (B, n).
-        components: k.
-        directions: for another start, what takes the place of the farthest rows: one per split, (k - 1, d) or more.
-            2-means is then left out, as it would lead back to the same splits.
-        tol: stop when centres move less than this share of the mean variance.
     """
     if components == 1:
         return present[..., None]

@@ -138,16 +138,10 @@ def relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> 
 def maximise(
     x: Tensor, responsibility: Tensor, options: EMOptions, keep: Tensor | None = None
 ) -> tuple[Mixtures, Tensor, Tensor]:
-    """The M-step: mixtures from responsibilities (B, n, k).
+    """The M-step: mixtures of rows (B, n, d), which of them are sound, and how far they were shrunk, (B,).
 
-    Args:
-        x: (B, n, d).
-        responsibility: (B, n, k).
-        options: form and regularisation of the covariances.
-        keep: the intensity of shrinkage, (B,); NaN, or None for all, finds the one that the rows ask for.
-
-    Returns:
-        The mixtures, which of them are numerically sound (B,), and the intensity with which they were shrunk (B,).
+    Responsibilities are (B, n, k). What is to `keep` is the intensity of shrinkage, (B,); NaN, or None for all, finds
+    the one that the rows ask for.
     """
     intensity = keep if keep is not None else x.new_full((len(x),), torch.nan, dtype=torch.float64)
     least = 10 * torch.finfo(x.dtype).eps
@@ -171,15 +165,10 @@ def maximise(
 def factorise(
     count: Tensor, scatter: Tensor, fourth: Tensor, options: EMOptions, intensity: Tensor, rounding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors of the covariances of B mixtures, which of these are sound (B,), and how far they were shrunk (B,).
+    """Factors of full or tied covariances of B mixtures, which of these are sound, and how far they were shrunk, (B,).
 
-    Args:
-        count: of each component, (B, k).
-        scatter: Σ w (x - μ)(x - μ)ᵀ in float64, (B, k, d, d).
-        fourth: Σ w ‖x - μ‖⁴, (B, k).
-        options: form and regularisation of the covariances, full or tied.
-        intensity: of shrinkage, (B,); NaN finds the one that the rows ask for.
-        rounding: of variances, in the precision in which rows were summed, (B, k, d).
+    Of each component: counts (B, k), Σ w (x - μ)(x - μ)ᵀ in float64 (B, k, d, d), Σ w ‖x - μ‖⁴ (B, k), and the rounding
+    of variances in the precision in which rows were summed (B, k, d). Intensities of NaN are found from the rows.
     """
     if options.covariance == "tied":  # a mixture with one covariance, (B, 1, d, d)
         scatter, fourth, count = (total.sum(1, keepdim=True) for total in (scatter, fourth, count))
@@ -227,12 +216,8 @@ def _with_weight(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
     """Whether the variance that each feature adds to those before it, and to all others, is clear of rounding.
 
-    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone.
-
-    Args:
-        cov: (..., d, d).
-        factor: of its inverse.
-        rounding: of its diagonal, in the precision in which it was computed.
+    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone. Rounding is
+    that of the covariance's diagonal, in the precision in which it was computed.
     """
     variance = cov.diagonal(dim1=-2, dim2=-1)
     pivot = factor.diagonal(dim1=-2, dim2=-1).pow(-2)
@@ -252,11 +237,7 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EM
     The intensity of shrinkage follows what EM finds until log p would change by less than `FOLLOW`, and stays from then
     on. Followed to the end it might drift: wider components ask for more of it, which makes them wider.
 
-    Args:
-        x: (B, n, d), padded to the same n.
-        present: 1 for a row, 0 for padding, (B, n).
-        responsibility: the start, (B, n, k).
-        options: form and regularisation of the covariances, and when to stop.
+    Rows x (B, n, d) are padded to the same n, where `present` (B, n) is 0; responsibilities are (B, n, k).
     """
     size = present.sum(1)
     alone = responsibility.shape[-1] == 1
