@@ -32,10 +32,8 @@ class EMOptions(NamedTuple):
     tol: float = 1e-2
     max_iter: int = 300
     components: int = 1
-    restarts: int = 1
     min_samples: int = 10
     pooling: float = 0.0
-    seed: int = 0
 
 
 class Mixtures(NamedTuple):

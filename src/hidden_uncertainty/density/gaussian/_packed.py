@@ -176,7 +176,7 @@ class Squares(NamedTuple):
 
 
 def place_squares(x: Tensor, packed: Tensor, shift: Tensor | None) -> Squares:
-    """‖x W - b‖² and squares of differences of places x (n, h, w, d), in float64, of packed (rows, C, k or 1, width)."""
+    """‖x W - b‖² and squared differences of places x (n, h, w, d), in float64, packed as (rows, C, k or 1, width)."""
     _, classes, own, width = packed.shape
     some = max(1, WIDEST // (own * width))
     if classes > some and too_wide(x.flatten(0, 2), classes * own * width):

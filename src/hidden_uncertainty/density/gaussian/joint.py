@@ -48,9 +48,9 @@ class JointMixture(Density):
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
             `"auto"` fits with Ledoit-Wolf and with None, takes what makes a holdout of a tenth of the rows likelier,
             and fits to all; `"diag"` needs none.
-        tol, max_iter, restarts, dtype: as for `GaussianMixture`.
+        tol, max_iter, dtype: as for `GaussianMixture`.
         min_samples: samples that there must be for each component.
-        seed: decides which rows check the scales of the coordinates, and all starts but the first.
+        seed: decides which rows check the scales of the coordinates.
 
     Example:
         >>> z = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
@@ -72,19 +72,18 @@ class JointMixture(Density):
         shrinkage: Shrinkage | Literal["auto"] | None = "auto",
         tol: float = 1e-2,
         max_iter: int = 300,
-        restarts: int = 1,
         min_samples: int = 10,
         dtype: Literal["float32", "float64"] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_counts(components=components, max_iter=max_iter, min_samples=min_samples)
         check_covariance(covariance, get_args(JointCovariance), shrinkage)
         check_dtype(dtype)
         if not noise > 0:
             raise ValueError(f"noise must be above zero, not {noise}: ŷ is a function of z.")
         self.components, self.covariance, self.noise, self.shrinkage = components, covariance, noise, shrinkage
-        self.tol, self.max_iter, self.restarts, self.min_samples = tol, max_iter, restarts, min_samples
+        self.tol, self.max_iter, self.min_samples = tol, max_iter, min_samples
         self.dtype, self.seed = dtype, seed
         self.directions, self.conditional = Directions(), Conditional(covariance)
         self.register_buffer("y_center", None)
@@ -120,7 +119,7 @@ class JointMixture(Density):
 
     def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
         options = EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter, self.components)
-        options = options._replace(restarts=self.restarts, min_samples=self.min_samples, seed=self.seed)
+        options = options._replace(min_samples=self.min_samples)
         try:
             variance = 1.0  # of standardised predictions and coordinates
             return fit_classes(x, torch.zeros(len(x), dtype=torch.long, device=x.device), options, variance)

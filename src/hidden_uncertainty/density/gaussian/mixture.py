@@ -53,14 +53,11 @@ class GaussianMixture(Density):
         tol: EM stops when log p(z | y) of a class's activations would change by less than this, in nats and on
             average, however long it went on; by extrapolation.
         max_iter: EM steps at most.
-        restarts: starts tried for each class; the likeliest result is kept. The first one splits clusters along their
-            leading directions, the others near directions drawn at random.
         min_samples: samples that a class must have for each component it starts with.
         pooling: for one component, average the covariance of each class with the pooled one, as if that came with this
             many times d samples more; zero leaves them apart.
         dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too close
             to singular for float32 is fitted in float64 anyway, and stored in `dtype`.
-        seed: of these draws; with one start nothing is drawn.
 
     Example:
         >>> y = torch.arange(600) % 3
@@ -93,24 +90,22 @@ class GaussianMixture(Density):
         ridge: float = 1e-6,
         tol: float = 1e-2,
         max_iter: int = 300,
-        restarts: int = 1,
         min_samples: int = 10,
         pooling: float = 0.0,
         dtype: Literal["float32", "float64"] | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         check_amounts(ridge=ridge, pooling=pooling)
         share = covariance == "pooled" or pooling > 0
         components = (1 if share else 5) if components is None else components
-        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_counts(components=components, max_iter=max_iter, min_samples=min_samples)
         check_covariance(covariance, get_args(Covariance), shrinkage)
         check_dtype(dtype)
         if share and components != 1:
             raise ValueError(f"classes share covariances of one Gaussian each: components must be 1, not {components}.")
         self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
-        self.ridge, self.tol, self.max_iter, self.restarts = ridge, tol, max_iter, restarts
-        self.min_samples, self.pooling, self.dtype, self.seed = min_samples, pooling, dtype, seed
+        self.ridge, self.tol, self.max_iter = ridge, tol, max_iter
+        self.min_samples, self.pooling, self.dtype = min_samples, pooling, dtype
         for name in BUFFERS:
             self.register_buffer(name, None)
         for name in ("packed", "shift", "spread", "wide"):
