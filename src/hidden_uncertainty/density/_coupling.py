@@ -7,7 +7,7 @@ every sample and every condition, without gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -154,79 +154,34 @@ class Couplings(nn.Module):
         features = self.features(condition)
         halves = list(u.split(self.sizes))
         total = u.new_zeros(u.shape[1])
+        far = torch.finfo(u.dtype).max ** 0.4  # the sum of its squares is still a number
         for order, half, coupling in self.steps():
-            halves = self.permute(halves, order)
-            halves[half], log_scale = coupling(halves[1 - half], halves[half], features)
-            total = total + log_scale
+            if order is not None:
+                halves = list(torch.cat(halves).index_select(0, order).split(self.sizes))
+            changed, log_scale = coupling(halves[1 - half], halves[half], features)
+            halves[half], total = changed.clamp(-far, far), total + log_scale
         return torch.cat(halves), total
-
-    def permute(self, halves: list[Tensor], order: Tensor | None) -> list[Tensor]:
-        """New halves with the coordinates in another order."""
-        if order is None:
-            return halves
-        return list(torch.cat(halves).index_select(0, order).split(self.sizes))
 
 
 @gradients(False)
 def log_prob(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
-    """log p(u_i | c_j) for columns u (d, n) and conditions (q, 1, m), or (q, n, m) for each column its own: (n, m).
-
-    The condition's perceptron sees m columns, the first coupling's n, the others n m.
-    """
-    n, m = u.shape[1], condition.shape[2]
-    steps = flow.steps()
-    halves = [half[:, :, None] for half in u.split(flow.sizes)]
-    first = _perceptron(steps[0].coupling, halves[1 - steps[0].half])
-    shared = _added(flow, condition) if condition.shape[1] == 1 else None
-    out = u.new_empty(n, m)
+    """log p(u_i | c_j) for columns u (d, n) and conditions (q, 1, m), or (q, n, m) for each column its own: (n, m)."""
     chunk = CHUNK * (torch.get_num_threads() if u.device.type == "cpu" else 128)
-    for rows in _spans(n, max(1, chunk // max(1, m))):
-        for columns in _spans(m, chunk):
-            if shared is None:
-                added = _added(flow, condition[:, rows, columns])
-            else:
-                added = [part[..., columns] for part in shared]
-            few = [half[:, rows] for half in halves]
-            out[rows, columns] = _chunk(flow, few, None if first is None else first[:, :, rows], added)
-    return out
+    size, found = max(1, chunk // max(1, condition.shape[2])), []
+    own = condition.expand(-1, u.shape[1], -1)
+    for rows, given in zip(u.split(size, dim=1), own.split(size, dim=1), strict=True):
+        columns = []
+        for some in given.split(chunk, dim=2):
+            pairs = rows[:, :, None].expand(-1, -1, some.shape[2]).flatten(1)
+            columns.append(log_likelihood(flow, pairs, some.flatten(1)).view(some.shape[1:]))
+        found.append(torch.cat(columns, dim=1))
+    return torch.cat(found)
 
 
-def _chunk(flow: Couplings, halves: list[Tensor], first: Tensor | None, added: Sequence[Tensor]) -> Tensor:
-    """log p for r samples and k conditions: (r, k)."""
-    far = torch.finfo(halves[1].dtype).max ** 0.4  # the sum of its squares is still a number
-    size = (halves[1].shape[1], added[0].shape[-1])  # (r, k)
-    total = halves[1].new_zeros(size)
-    for index, (order, half, coupling) in enumerate(flow.steps()):
-        halves = flow.permute(halves, order)
-        own = first if index == 0 else _perceptron(coupling, halves[1 - half])
-        if own is None or index == 0:
-            own = (0 if own is None else own) + added[index].expand(-1, -1, *size)
-        else:
-            own.add_(added[index])
-        s, t = own.unbind()
-        log_scale = s.sigmoid_().mul_(2 * BOUND).sub_(BOUND)
-        total += log_scale.sum(0)
-        halves[half] = t.add_(halves[half]).mul_(log_scale.exp_()).clamp_(-far, far)
-    squares = halves[0].square().sum(0) + halves[1].square().sum(0)
-    return total - 0.5 * squares - 0.5 * sum(flow.sizes) * math.log(2 * math.pi)
-
-
-def _perceptron(coupling: Coupling, kept: Tensor) -> Tensor | None:
-    """s and t of the half that passes through, (d₁, r, k), without what the condition adds: (2, d₂, r, k)."""
-    if not coupling.weights:
-        return None
-    return coupling.perceptron(kept.flatten(1)).view(2, coupling.bias.numel() // 2, *kept.shape[1:])
-
-
-def _added(flow: Couplings, condition: Tensor) -> list[Tensor]:
-    """What conditions (q, r, k) add to s and t of each coupling, (2, d₂, r, k)."""
-    features = flow.features(condition.flatten(1))
-    shape = condition.shape[1:]
-    return [step.coupling.added(features).view(2, step.coupling.bias.numel() // 2, *shape) for step in flow.steps()]
-
-
-def _spans(size: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+def log_likelihood(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
+    """log p(u | c) of each column, (n,)."""
+    base, log_scale = flow(u, condition)
+    return log_scale - 0.5 * base.square().sum(0) - 0.5 * len(base) * math.log(2 * math.pi)
 
 
 def _uniform(weight: Tensor, limit: float, generator: torch.Generator) -> None:

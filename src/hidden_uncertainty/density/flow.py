@@ -15,7 +15,7 @@ from ..io import expect
 from ..notes import warn
 from ..precision import gradients, precise
 from ..progress import progress_bar
-from ._coupling import Couplings, Form, log_prob
+from ._coupling import Couplings, Form, log_likelihood, log_prob
 from .base import Density, as_vectors, check_classes, check_counts, check_dtype, check_numbers, match_classes
 from .directions import Directions, draw_holdout
 
@@ -249,7 +249,7 @@ def train(flow: Couplings, fitted: Sample, holdout: Sample, how: ConditionalFlow
     with progress_bar("flow", total=max_epochs) as bar:
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
-                likelihood = float(log_likelihood(flow, checked).mean())
+                likelihood = float(log_likelihood(flow, *checked).mean())
             if likelihood > best:
                 best, kept = likelihood, deepcopy(flow.state_dict())
             if likelihood > mark + gain:
@@ -272,17 +272,11 @@ def train(flow: Couplings, fitted: Sample, holdout: Sample, how: ConditionalFlow
             for columns in order.split(size):
                 some = Sample(u[:, columns], fitted.condition[:, columns])
                 optimiser.zero_grad()
-                (-log_likelihood(flow, _blurred(some, 1, how.noise, random)).mean()).backward()
+                (-log_likelihood(flow, *_blurred(some, 1, how.noise, random)).mean()).backward()
                 optimiser.step()
             bar.advance(likelihood=likelihood)
     flow.load_state_dict(kept)
     return Trained(epoch, max_epochs, epoch - at >= patience, best)
-
-
-def log_likelihood(flow: Couplings, sample: Sample) -> Tensor:
-    """log p(u | c) of each column, (n,)."""
-    base, log_scale = flow(*sample)
-    return log_scale - 0.5 * base.square().sum(0) - 0.5 * len(base) * math.log(2 * math.pi)
 
 
 def _blurred(sample: Sample, times: int, noise: float, random: Generator) -> Sample:

@@ -134,7 +134,7 @@ def test_weights_best_for_the_holdout_are_kept() -> None:
     how = ConditionalFlow(noise=1e-6, learning_rate=3e-3, weight_decay=0.0, max_epochs=60, patience=40)
     trained = train(flow, fitted, holdout, how)
     assert trained.stopped and trained.epochs < 60
-    assert float(log_likelihood(flow, holdout).mean().detach()) == pytest.approx(trained.log_likelihood, abs=1e-3)
+    assert float(log_likelihood(flow, *holdout).mean().detach()) == pytest.approx(trained.log_likelihood, abs=1e-3)
 
 
 def test_goes_back_where_the_likelihood_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +147,10 @@ def test_goes_back_where_the_likelihood_is_nan(monkeypatch: pytest.MonkeyPatch) 
         rates.append(rate)
         return optimiser(flow, how, rate)
 
-    def spoilt(flow: Couplings, sample: Sample) -> Tensor:
+    def spoilt(flow: Couplings, u: Tensor, condition: Tensor) -> Tensor:
         if len(rates) == 1 and not torch.is_grad_enabled() and flow.steps()[0].coupling.bias.any():
-            return sample.u[0] * math.nan
-        return likelihood(flow, sample)
+            return u[0] * math.nan
+        return likelihood(flow, u, condition)
 
     monkeypatch.setattr(module, "_optimiser", noted)
     monkeypatch.setattr(module, "log_likelihood", spoilt)
