@@ -255,9 +255,7 @@ def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) ->
     few steps of 2-means follow. That direction comes from the row that lies farthest from the mean, by a step of power
     iteration. Of all clusters the one goes first whose split lowers the inertia most.
 
-    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows. After the
-    first iterations few rows change their cluster, so that sums of clusters take in these alone. There are tens of such
-    steps; what they add in rounding is far below the shift at which the iteration stops.
+    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows.
     """
     if components == 1:
         return present[..., None]
@@ -267,25 +265,13 @@ def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) ->
     mean = torch.bmm(present[:, None], x) / count[:, None, None]
     limit = tol * (_distances(x, norm, mean)[:, 0] * present).sum(1) / count / x.shape[-1]  # (B,)
     done = torch.zeros_like(limit, dtype=torch.bool)
-    member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)
-    total = torch.zeros_like(centres)
     for _ in range(LLOYD + 1):  # the last one only assigns
-        near = _nearest(x, present, centres)
-        rows = (near - member).amax((0, 1)).nonzero()[:, 0]  # that change in any class of the stack
-        if len(rows) == 0:
-            break
-        joined = near.index_select(2, rows)
-        joined *= joined.cumsum(1) <= 1  # of equally near centres the first; such rows always are among the changed
-        change = joined - member.index_select(2, rows)
-        member.index_copy_(2, rows, joined)
+        member = _nearest(x, present, centres)  # (B, k, n)
+        member *= member.cumsum(1) <= 1  # of equally near centres the first
         if bool(done.all()):
             break
-        if 4 * len(rows) > x.shape[1]:
-            total = torch.bmm(member, x)
-        else:
-            total.baddbmm_(change, x.index_select(1, rows))
         size = member.sum(2)  # (B, k)
-        moved = total / size.clamp(min=1)[..., None]
+        moved = torch.bmm(member, x) / size.clamp(min=1)[..., None]
         if bool((size == 0).any()):
             moved = _fill_empty(x, present, _distances(x, norm, centres), size, moved)
         shift = (moved - centres).square().sum((1, 2))
