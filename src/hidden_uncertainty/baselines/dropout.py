@@ -226,8 +226,8 @@ def insert_dropout(
 ) -> nn.Module:
     """A copy of the model with dropout after chosen modules, to be trained (or trained on) and given to `MCDropout`.
 
-    The model itself is unchanged. In the copy each chosen module is inside a `WithDropout`, under its own name; the
-    names in the `state_dict` stay as they were.
+    The model itself is unchanged. In the copy each chosen module has a dropout layer for its output, `inserted_dropout`
+    (in an `nn.Sequential` the last layer); the names in the `state_dict` stay as they were.
 
     Args:
         model: any `nn.Module`.
@@ -237,7 +237,7 @@ def insert_dropout(
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> insert_dropout(model, 0.1)[0].dropout
+        >>> insert_dropout(model, 0.1)[0].inserted_dropout
         Dropout(p=0.1, inplace=False)
         >>> insert_dropout(model, 0.1).load_state_dict(model.state_dict())
         <All keys matched successfully>
@@ -245,43 +245,23 @@ def insert_dropout(
     if not 0 <= p < 1:
         raise ValueError(f"p is the share of activations to drop, at least 0 and less than 1, not {p}.")
     twin = copy.deepcopy(find(model, [""])[""])
-    wrapped = {module: WithDropout(module, p) for module in _chosen(twin, after)}
-    for parent in list(twin.modules()):
-        for key, child in parent._modules.items():
-            if child in wrapped:
-                parent._modules[key] = wrapped[child]
-    return wrapped.get(twin, twin)
+    for module in dict.fromkeys(_chosen(twin, after)):
+        dropout = nn.Dropout(p).train(module.training)
+        if type(module).forward is nn.Sequential.forward:
+            module.append(dropout)  # type: ignore[operator]
+        else:
+            module.inserted_dropout = dropout
+            module.register_forward_hook(_dropped)
+    return twin
 
 
-class WithDropout(nn.Module):
-    """A module followed by dropout, made by `insert_dropout`; its other attributes are the module's.
-
-    In a `state_dict` it has the names of the module alone, so that weights go to and fro between a model with dropout
-    and the one without.
-    """
-
-    def __init__(self, module: nn.Module, p: float) -> None:
-        super().__init__()
-        self.module, self.dropout = module, nn.Dropout(p)
-        self.training = self.dropout.training = module.training
-        self.register_state_dict_post_hook(_shorten)
-        self.register_load_state_dict_pre_hook(_lengthen)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's output, with dropout."""
-        output = self.module(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            raise TypeError(
-                f"dropout was inserted after a {type(self.module).__name__}, which returns a {type(output).__name__}, "
-                "not a tensor: choose another module."
-            )
-        return self.dropout(output)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+def _dropped(module: Any, args: Any, output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"dropout was inserted after a {type(module).__name__}, which returns a {type(output).__name__}, not a "
+            "tensor: choose another module."
+        )
+    return module.inserted_dropout(output)
 
 
 def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
@@ -311,13 +291,3 @@ def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
     if not after:
         raise ValueError("after names no module to insert dropout after.")
     return list(find(model, after).values())
-
-
-def _shorten(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    for key in [key for key in state if key.startswith(f"{prefix}module.")]:
-        state[prefix + key.removeprefix(f"{prefix}module.")] = state.pop(key)
-
-
-def _lengthen(layer: nn.Module, state: dict[str, Any], prefix: str, *details: Any) -> None:
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}module.{key.removeprefix(prefix)}"] = state.pop(key)
