@@ -224,7 +224,7 @@ def test_modules_without_end_are_refused():
 
 def test_options_of_numpy_are_saved(tmp_path):
     path, seed = tmp_path / "detector", np.int64(3)
-    density = GaussianMixture(np.int64(1), ridge=np.float32(1e-6), seed=seed)
+    density = GaussianMixture(np.int64(1), ridge=np.float32(1e-6), max_iter=np.int64(9))
     reduce = Reduce(max_dim=np.int32(3), token=np.int64(0))
     detector = LatentDensity(
         _network(2),

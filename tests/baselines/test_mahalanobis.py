@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
+from sklearn.covariance import OAS, EmpiricalCovariance, LedoitWolf
 from torch import nn
 
 from hidden_uncertainty import LatentDensity, Reduce
-from hidden_uncertainty.baselines.mahalanobis import Mahalanobis, RelativeMahalanobis
+from hidden_uncertainty.baselines.mahalanobis import Mahalanobis, MahalanobisDistance, RelativeMahalanobis
 
 
 def scores_by_hand(model, data, x, condition, relative):
@@ -62,7 +65,8 @@ def test_errors_say_what_to_do(trained, data):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"shrinkage": "some"}, "shrinkage must be one of"),
+        ({"shrinkage": "some"}, "shrinkage must be 'auto', one of"),
+        ({"ridge": -1.0}, "ridge must be zero or more"),
         ({"condition": "hope"}, "condition must be"),
         ({"combine": "median"}, "combine must be"),
         ({"combine": {"out": 1.0}}, r"combine has weights for \['out'\]; name some of the layers \['hidden'\]"),
@@ -86,3 +90,25 @@ def test_maps_are_averaged_over_positions():
     method = Mahalanobis(conv, {"0": Reduce("channels")}, task="classification").fit(images.split(50))
     assert method.head.reductions["0"].dim == 4
     assert method(images[:5]).epistemic.shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("shrinkage", "reference"), [(None, EmpiricalCovariance), ("ledoit-wolf", LedoitWolf), ("oas", OAS)]
+)
+def test_distances_are_those_of_scikit_learn(shrinkage: Any, reference: type[EmpiricalCovariance]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, mix = torch.arange(300) % 3, torch.randn(6, 6, generator=generator)
+    z = torch.randn(300, 6, generator=generator) @ mix + 4 * torch.eye(3, 6)[y]
+    means = torch.stack([z[y == c].mean(0) for c in range(3)])
+    covariance = reference(assume_centered=True).fit((z - means[y]).double().numpy())
+    expected = torch.stack([torch.from_numpy(covariance.mahalanobis((z - m).numpy())) for m in means], 1)
+    method: Any = MahalanobisDistance(shrinkage, 0.0, False)
+    found = method.fit(z, torch.tensor([2, 7, 90])[y], None).measure(z.double(), y)
+    torch.testing.assert_close(found, expected.amin(1), rtol=1e-4, atol=0)
+
+
+def test_a_singular_covariance_is_an_error() -> None:
+    z, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    method: Any = MahalanobisDistance(None, 0.0, False)
+    with pytest.raises(ValueError, match=r"singular.*raise ridge, set shrinkage"):
+        method.fit(torch.cat([z, z], 1), y, None)

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hidden_uncertainty.baselines.ensemble import decompose_classes
+from hidden_uncertainty.baselines.mahalanobis import MahalanobisDistance
 from hidden_uncertainty.baselines.neighbours import Index
-from hidden_uncertainty.density import PooledGaussians
 
 
 class Largest(TorchDispatchMode):
@@ -33,7 +33,7 @@ def draw(*shape: int) -> Tensor:
 
 def gaussians(classes: int) -> tuple[int, Callable[[], object]]:
     z, y = draw(60_000, 8), torch.arange(60_000) % classes
-    return z.numel(), lambda: PooledGaussians(shrinkage="ledoit-wolf", ridge=1e-6).fit(z, y)
+    return z.numel(), lambda: MahalanobisDistance("ledoit-wolf", 1e-6, False).fit(z, y, None)
 
 
 def distances() -> tuple[int, Callable[[], object]]:

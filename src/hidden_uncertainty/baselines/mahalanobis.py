@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..density import GaussianMixture, Moments, PooledGaussians, Sums
+from ..density import GaussianMixture, Moments, Sums
 from ..density.linalg import Shrinkage
 from ..extract import Features
 from ..latent import LatentDensity
@@ -25,21 +25,23 @@ class MahalanobisDistance(RowMethod):
     def __init__(self, shrinkage: Shrinkage | None, ridge: float, relative: bool) -> None:
         super().__init__()
         self.shrinkage, self.ridge, self.relative = shrinkage, ridge, relative
-        self.classes = PooledGaussians(shrinkage=shrinkage, ridge=ridge)
-        self.background = PooledGaussians(shrinkage=shrinkage, ridge=ridge) if relative else None
+        pooled: dict[str, Any] = {"covariance": "pooled", "shrinkage": shrinkage, "ridge": ridge, "dtype": "float64"}
+        self.classes = GaussianMixture(**pooled)
+        self.background = GaussianMixture(**pooled) if relative else None
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Class means and the covariance around them, and the mean and covariance of all."""
         assert y is not None
-        self.classes.fit(z, y)
+        classes, y = y.unique(return_inverse=True)
         if self.background is not None:
-            self.background.fit(z, torch.zeros_like(y))
+            self.background.fit_moments(Moments.of(z, torch.zeros_like(y), 1, "pooled"))
+        self.classes.fit_moments(Moments.of(z, y, len(classes), "pooled"))
         return self
 
     @property
     def sums(self) -> Sums | None:
         """One scatter, unless its shrinkage needs more."""
-        return None if self.classes.shrinkage == "ledoit-wolf" else "pooled"
+        return self.classes.sums
 
     def fit_gathered(self, data: Moments | Any, features: Features) -> Self:
         """The same from sums over rows."""
@@ -50,8 +52,13 @@ class MahalanobisDistance(RowMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The distance of each row."""
-        nearest = self.classes(z).amin(1)
-        return nearest if self.background is None else nearest - self.background(z)[:, 0]
+        nearest = _squares(self.classes, z).amin(1)
+        return nearest if self.background is None else nearest - _squares(self.background, z)[:, 0]
+
+
+def _squares(gaussians: GaussianMixture, z: Tensor) -> Tensor:
+    """Squared distances of z (n, d) to all means, from log-densities in float64: (n, C)."""
+    return 2 * (gaussians.log_scale[:, 0] - gaussians.log_prob(z, gaussians.classes)).clamp(min=0)
 
 
 class Mahalanobis(LayerDetector):
