@@ -192,23 +192,14 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
     scatter = mean.new_empty(stack, components, dim, dim, dtype=torch.float64)
     fourth = mean.new_zeros(stack, components, dtype=torch.float64)
     for k in range(components):
-        rows, weight = _with_weight(x, responsibility[..., k])
-        centred = rows - mean[:, k, None]
+        weight = responsibility[..., k]
+        centred = x - mean[:, k, None]
         centred *= weight.sqrt()[..., None]
         if with_fourth:
             norm = torch.linalg.vector_norm(centred, dim=-1).double()
             fourth[:, k] = (norm.square().square() / weight.clamp(min=torch.finfo(weight.dtype).tiny)).sum(1)
         scatter[:, k] = gram(centred)
     return scatter, fourth
-
-
-def _with_weight(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and their weights, without those that weigh nothing where that saves time."""
-    if x.shape[0] == 1 and x.device.type == "cpu":
-        rows = (weight[0] > torch.finfo(x.dtype).eps ** 2).nonzero()[:, 0]
-        if len(rows) < 0.7 * x.shape[1]:
-            return x[:, rows], weight[:, rows]
-    return x, weight
 
 
 def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
