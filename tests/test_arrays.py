@@ -14,7 +14,7 @@ from torch import nn
 import hidden_uncertainty
 from hidden_uncertainty import Features, GaussianMixture, LatentDensity, Reduce, layers, metrics, plots
 from hidden_uncertainty.arrays import to_tensor
-from hidden_uncertainty.baselines import Credibility, Energy, Mahalanobis, MCDropout, NearestNeighbours, SoftmaxEntropy
+from hidden_uncertainty.baselines import Energy, Mahalanobis, MCDropout, NearestNeighbours, SoftmaxEntropy
 from hidden_uncertainty.uncertainty import LayerScores, Uncertainty
 
 
@@ -115,7 +115,7 @@ def test_the_layers_of_arrays_are_listed(trained, data):
     assert str(layers(trained, as_arrays((x, y)), show=False)) == str(layers(trained, (x, y), show=False))
 
 
-@pytest.mark.parametrize("method", [LatentDensity, Mahalanobis, NearestNeighbours, Credibility])
+@pytest.mark.parametrize("method", [LatentDensity, Mahalanobis, NearestNeighbours])
 def test_layers_as_modules(trained, data, method, tmp_path):
     x, _ = data["test"][0]
     scores = []

@@ -47,7 +47,6 @@ API = {  # the pages of the reference, in the order in which a batch meets them
     "comparison": "Comparison",
     "deployment": "Deployment",
     "exporting": "Export",
-    "regularise": "Regularisation",
     "sklearn": "scikit-learn",
     "demo": "Demonstration",
 }

@@ -38,8 +38,6 @@ FULL: dict[str, Any] = {
     "members": 10,  # of the ensemble
     # One per thousand training images, as the authors' 50 for CIFAR-10 and 1,000 for ImageNet.
     "k of nearest neighbours": 1,
-    # One neighbour gives no share: a tenth of a class.
-    "k of kernel ratio and credibility": 10,
     "rounds": 5,  # of timing
 }
 QUICK: dict[str, Any] = FULL | {"epochs": 3, "members": 2, "rounds": 1}
@@ -248,7 +246,7 @@ def compare_methods(
     """Train networks for each seed, compare all methods on the same digits, and average over the seeds.
 
     Settings are fixed beforehand and nothing is tuned on what is to be detected. Methods that read activations read the
-    layer `hidden.1`; credibility, whose authors take all layers, reads one layer per block.
+    layer `hidden.1`.
 
     Args:
         seeds: of split, weights, training and noise.
@@ -263,8 +261,7 @@ def compare_methods(
 
 def methods(networks: Sequence[DigitsNet], dropped: Any, settings: Mapping[str, Any]) -> dict[str, Comparable]:
     """Everything that is compared, by name; all but the ensemble and MC dropout score the first network."""
-    layer, k = settings["layer"], settings["k of kernel ratio and credibility"]
-    network, nearest = networks[0], settings["k of nearest neighbours"]
+    layer, network, nearest = settings["layer"], networks[0], settings["k of nearest neighbours"]
     options: dict[str, Any] = {"task": "classification", "progress": False}
     paper = GaussianMixture(components=5, shrinkage=None)
     return {
@@ -274,9 +271,6 @@ def methods(networks: Sequence[DigitsNet], dropped: Any, settings: Mapping[str, 
         "Mahalanobis": baselines.Mahalanobis(network, layer, **options),
         "relative Mahalanobis": baselines.RelativeMahalanobis(network, layer, **options),
         "nearest neighbours": baselines.NearestNeighbours(network, layer, k=nearest, **options),
-        "kernel density": baselines.KernelDensity(network, layer, how="gaussian", **options),
-        "kernel ratio": baselines.KernelDensity(network, layer, k=k, **options),
-        "credibility": baselines.Credibility(network, (*BLOCKS[:-1], layer), k=k, **options),
         "softmax entropy": baselines.SoftmaxEntropy(network, **options),
         "max probability": baselines.MaxProbability(network, **options),
         "energy": baselines.Energy(network, **options),

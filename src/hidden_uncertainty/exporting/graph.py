@@ -259,8 +259,6 @@ def copy_modules(model: nn.Module) -> nn.Module:
 def _prepare(name: str, term: FittedTerm) -> None:
     """Raise where a term's method cannot be exported; lay out its factors otherwise."""
     method = term.method
-    if getattr(method, "epsilon", 0):
-        raise NotImplementedError(f"{_called(method)} of {name!r} moves inputs by a gradient: use epsilon=0 to export.")
     if not isinstance(method, DensityMethod):
         return
     density, marginal = method.fitted, method.prior.fitted
