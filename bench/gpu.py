@@ -45,7 +45,7 @@ QUICK: dict[str, Any] = {
     "score-10k": {"dim": 8, "rows": 50, "train_rows": 500},
     "score-1m": {"dim": 8, "rows": 200, "train_rows": 500, "tried_rows": 50},
     "pca": {"rows": 200, "dim": 2304, "keep": 4},
-    "imagenet": {"classes": 20, "dim": 12, "rows": 600, "scored": 100, "profiled": 40},
+    "imagenet": {"classes": 20, "dim": 24, "rows": 600, "scored": 100, "profiled": 40},
 }
 KINDS: dict[str, Callable[..., Iterator[cases.Entry]]] = {
     "em": cases.em,

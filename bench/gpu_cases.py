@@ -13,9 +13,10 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hidden_uncertainty import GaussianMixture
+from hidden_uncertainty.baselines import Mahalanobis
 from hidden_uncertainty.density.gaussian import _classes, _packed
 from hidden_uncertainty.density.gaussian._classes import kmeans
 from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures
@@ -30,6 +31,18 @@ from .gpu_timing import Device, Work
 
 Entry = dict[str, Any]
 CHECKED = 64  # rows whose scores are computed again in float64
+BATCH = 1 << 16  # rows of a stream at a time
+
+
+class Handing(nn.Module):
+    """A network whose hidden layer is its input, and whose first numbers are scores of classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.hidden, self.classes = nn.Identity(), classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden(x)[:, : self.classes]
 
 
 def em(device: Device, *, name: str, dim: int, rows: int, steps: int, sklearn_seconds: float = 0.0) -> Iterator[Entry]:
@@ -170,6 +183,16 @@ def many(
     work = Work(0.0, float(rows) * dim**2 + dim**3 * 2 / 3, 4.0 * rows * dim)
     some = partial(GaussianMixture(**pooled).fit, z[fewer], few)
     yield device.measure(f"{name}-tied-fit", tied, work, rounds=rounds, part=some) | size
+    batches = list(zip(z.split(BATCH), y.split(BATCH), strict=True))
+
+    def streamed() -> None:
+        network, options = Handing(classes), {"condition": "label", "max_dim": None, "progress": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Mahalanobis(network, "hidden", task="classification", **options).fit(batches)
+
+    # What a stream must do is the same; it need not hold all rows, nor copies of them.
+    yield device.measure(f"{name}-streamed-fit", streamed, work, rounds=rounds) | {**size, "batch": BATCH}
     work = Work(0.0, scored * dim * (dim + 2.0 * classes), 4.0 * scored * dim + 8.0 * scored * classes)
     nearest = fitted[0].log_prob(unseen[:profiled], fitted[0].classes).argmax(1)
     yield device.measure(

@@ -33,6 +33,7 @@ ON_A_GPU = {
     "imagenet-full-fit": "fit 1,000 classes: one full Gaussian per class",
     "imagenet-full-score": "score under these",
     "imagenet-tied-fit": "fit 1,000 classes: one covariance for all (`Mahalanobis`)",
+    "imagenet-streamed-fit": "the same, with the rows in a stream",
     "imagenet-tied-score": "score under these",
 }
 SUFFIX = {"rows": "rows", "dim": "dimensions", "classes": "classes", "components": "components"}
@@ -216,7 +217,14 @@ def _scale(result: dict[str, Any], before: dict[str, Any]) -> str:
     made = (
         f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, {result['machine']['cores']} cores"
     )
-    return f"{table(head, rows)}\n\n{made}, {result['dim']} dimensions, {_versions(result['machine'])}"
+    made += f", {result['dim']} dimensions, {_versions(result['machine'])}"
+    if "gpu" in result:
+        gpu = result["gpu"]
+        made += (
+            f"\n\nOn a GPU: `{result['command']} --gpu`, {gpu['date'][:10]}, {gpu['device']}, "
+            f"{_versions(gpu['machine'])}; memory is the GPU's, beyond the batch that the loader drew"
+        )
+    return f"{table(head, rows)}\n\n{made}"
 
 
 def _versions(machine: dict[str, Any]) -> str:

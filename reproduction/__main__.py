@@ -57,7 +57,13 @@ Out = Annotated[
 Seeds = Annotated[int | None, typer.Option(min=1, max=1000, help="Repetitions; each study has its own default.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A rough version with one repetition, in seconds or minutes.")]
 Families = Annotated[
-    str | None, typer.Option(help="Which networks, separated by commas; others in an earlier result are kept.")
+    str | None,
+    typer.Option(help="Which networks, separated by commas, '' for none; others in an earlier result are kept."),
+]
+
+Earlier = Annotated[
+    list[Path] | None,
+    typer.Option(dir_okay=False, exists=True, help="Another earlier result, of which families are taken too."),
 ]
 
 
@@ -69,11 +75,16 @@ def _command(name: str) -> Callable[..., None]:
 
 
 def _one_score(
-    out: Out = None, seeds: Seeds = None, data: Root = None, quick: Quick = False, families: Families = None
+    out: Out = None,
+    seeds: Seeds = None,
+    data: Root = None,
+    quick: Quick = False,
+    families: Families = None,
+    earlier: Earlier = None,
 ) -> None:
-    asked: dict[str, Any] = {} if families is None else {"families": families.split(",")}
+    asked: dict[str, Any] = {} if families is None else {"families": [name for name in families.split(",") if name]}
     if not quick:
-        asked["earlier"] = (out or Path("results")) / "one-score.json"
+        asked["earlier"] = [(out or Path("results")) / "one-score.json", *(earlier or [])]
     _run("one-score", out, seeds, data, quick, asked, f" --families {families}" * (families is not None))
 
 

@@ -24,7 +24,7 @@ from reproduction.nets import (
 )
 from reproduction.nets.reconstruction import DenseDecoder, Reconstruction
 from reproduction.training import MLP, DenseRecipe, class_loss, train_dense, train_many, train_mlps
-from reproduction.training.classifier import ClassifierRecipe, train_classifier
+from reproduction.training.classifier import ClassifierRecipe, train_classifiers
 from reproduction.training.many import Data, Group, Recipe
 
 random = torch.Generator().manual_seed(0)
@@ -87,7 +87,7 @@ def classifiers(folder: Path) -> list[Tensor]:
     ):
         for _ in range(2):
             path = folder / type(network).__name__
-            found += train_classifier(network, inputs, maps[:, 0, 0], recipe, path=path).state_dict().values()
+            found += train_classifiers([network], inputs, maps[:, 0, 0], recipe, paths=[path])[0].state_dict().values()
     return found
 
 

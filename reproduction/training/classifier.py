@@ -1,10 +1,11 @@
-"""Training one classifier on data that lie on its device: photographs with crops and flips, or texts."""
+"""Training classifiers on data that lie on their device: photographs with crops and flips, or texts."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from hidden_uncertainty import io
 from hidden_uncertainty.progress import progress_bar
 
 BORDER = 4  # pixels around an image before it is cropped
+_WARM_UP = 3  # steps before one is recorded as a graph, as torch asks for
 
 
 @dataclass(frozen=True)
@@ -60,90 +62,179 @@ class ClassifierRecipe:
         return 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
 
 
-def train_classifier(
-    network: nn.Module,
+def train_classifiers(
+    networks: Sequence[nn.Module],
     inputs: Tensor,
     labels: Tensor,
     recipe: ClassifierRecipe,
     *,
-    seed: int = 0,
-    path: str | os.PathLike[str] | None = None,
+    seeds: Sequence[int] = (0,),
+    paths: Sequence[str | os.PathLike[str]] | None = None,
     about: Mapping[str, str] | None = None,
-) -> nn.Module:
-    """Train a network where its data are, and leave it in evaluation mode; on a GPU, products are in bfloat16.
+) -> Sequence[nn.Module]:
+    """Train networks where their data are, and leave them in evaluation mode; on a GPU, products are in bfloat16.
+
+    On a GPU they learn side by side, on streams of their own.
 
     Args:
-        network: changed in place, and returned.
-        inputs: all of them; bytes are images (n, C, H, W), which the network sees in [0, 1].
+        networks: changed in place, and returned.
+        inputs: all of them; bytes are images (n, C, H, W), which the networks see in [0, 1].
         labels: of these.
         recipe: how.
-        seed: of the order of inputs, of crops and flips, and of dropout.
-        path: a file for the weights: if it is there, they are loaded and nothing is trained.
+        seeds: of the order of inputs, of crops and flips, and of dropout, for each network; on a GPU, dropout is of the
+            first.
+        paths: a file for the weights of each: those that are there are loaded, and not trained.
         about: what else must be equal for them to be loaded, such as a digest of the data.
 
     Example:
         >>> images = torch.randint(256, (8, 3, 8, 8), dtype=torch.uint8)
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
         >>> recipe = ClassifierRecipe(epochs=1, batch_size=4)
-        >>> train_classifier(network, images, torch.arange(8) % 2, recipe).training
+        >>> train_classifiers([network], images, torch.arange(8) % 2, recipe)[0].training
         False
     """
     if len(inputs) < recipe.batch_size or len(inputs) != len(labels):
         raise ValueError(
             f"expected at least {recipe.batch_size} inputs, with as many labels, got {len(inputs)} and {len(labels)}."
         )
-    network.to(inputs.device)
-    header = {"network": type(network).__name__, "recipe": asdict(recipe), "seed": seed, "about": dict(about or {})}
-    if path is not None and Path(path).exists():
+    files = [None] * len(networks) if paths is None else [Path(path) for path in paths]
+    left: list[tuple[nn.Module, int, Path | None, dict[str, Any]]] = []
+    for network, seed, path in zip(networks, seeds, files, strict=True):
+        network.to(inputs.device)
+        header = {"network": type(network).__name__, "recipe": asdict(recipe), "seed": seed, "about": dict(about or {})}
+        if path is None or not path.exists():
+            left.append((network, seed, path, header))
+            continue
         found, tensors = io.read(path)
         if found != header:
             raise ValueError(
                 f"{str(path)!r} holds a network trained differently ({found}): choose another folder, or remove it."
             )
         network.load_state_dict(tensors)
-        return network.eval()
-    _train(network, inputs, labels, recipe, seed)
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        io.write(path, header, {name: value.cpu() for name, value in network.state_dict().items()})
-    return network
+        network.eval()
+    together = len(left) if inputs.is_cuda else 1
+    for i in range(0, len(left), together or 1):
+        some = left[i : i + together]
+        _train([network for network, *_ in some], inputs, labels, recipe, [seed for _, seed, *_ in some])
+        for network, _, path, header in some:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                io.write(path, header, {name: value.cpu() for name, value in network.state_dict().items()})
+    return networks
 
 
-def _train(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: ClassifierRecipe, seed: int) -> None:
+def _train(
+    networks: Sequence[nn.Module], inputs: Tensor, labels: Tensor, recipe: ClassifierRecipe, seeds: Sequence[int]
+) -> None:
     device = inputs.device
     gpu = device.type == "cuda"
-    options: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
-    optimiser: torch.optim.Optimizer
-    if recipe.optimiser == "sgd":
-        optimiser = torch.optim.SGD(network.parameters(), **options, momentum=0.9, nesterov=True)
-    else:
-        optimiser = torch.optim.AdamW(network.parameters(), **options)
     per_epoch = len(inputs) // recipe.batch_size
     total = recipe.epochs * per_epoch
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: recipe.rate(min(step, total - 1), total))
-    random = torch.Generator(device).manual_seed(seed)
-    network.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as crops come
+    name = type(networks[0]).__name__
     with (
         torch.random.fork_rng(devices=[device] if gpu else []),
-        progress_bar(f"training {type(network).__name__}", recipe.epochs) as bar,
+        _fastest_products(),
+        progress_bar(f"training {name}", recipe.epochs) as bar,
     ):
-        (torch.cuda if gpu else torch.default_generator).manual_seed(seed)  # of dropout
-        for _ in range(recipe.epochs):
-            order = torch.randperm(len(inputs), generator=random, device=device)
-            for rows in order[: per_epoch * recipe.batch_size].split(recipe.batch_size):
-                x = inputs[rows]
-                if x.dtype == torch.uint8:
-                    x = (augmented(x, random) if recipe.augment else x).float() / 255
-                with torch.autocast(device.type, torch.bfloat16, enabled=gpu or recipe.bfloat16):
-                    loss = F.cross_entropy(network(x).float(), labels[rows])
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
-                schedule.step()
-            bar.advance(loss=loss.item())
-    network.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    if not all(bool(value.isfinite().all()) for value in network.state_dict().values()):
-        raise RuntimeError(f"{type(network).__name__} of seed {seed} diverged: lower the learning rate.")
+        (torch.cuda if gpu else torch.default_generator).manual_seed(seeds[0])  # of dropout
+        learners = [_Learner(network, recipe, seed, device) for network, seed in zip(networks, seeds, strict=True)]
+        for epoch in range(recipe.epochs):
+            orders = [torch.randperm(len(inputs), generator=each.random, device=device) for each in learners]
+            for i in range(per_epoch):
+                rate = recipe.learning_rate * recipe.rate(epoch * per_epoch + i, total)
+                batch = slice(i * recipe.batch_size, (i + 1) * recipe.batch_size)
+                for learner, order in zip(learners, orders, strict=True):
+                    learner.step(inputs, labels, order[batch], rate)
+            bar.advance(loss=learners[0].loss.item())
+        if gpu:
+            torch.cuda.synchronize(device)
+    for network, seed in zip(networks, seeds, strict=True):
+        network.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        if not all(bool(value.isfinite().all()) for value in network.state_dict().values()):
+            raise RuntimeError(f"{name} of seed {seed} diverged: lower the learning rate.")
+
+
+@contextmanager
+def _fastest_products() -> Iterator[None]:
+    """Let convolutions on a GPU be tried in several ways, of which the fastest is used."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+class _Learner:
+    """One network that learns, on a stream of its own where there is a GPU.
+
+    There, a step is one recorded graph, as its kernels take less time than it takes to ask for them.
+    """
+
+    def __init__(self, network: nn.Module, recipe: ClassifierRecipe, seed: int, device: torch.device) -> None:
+        network.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as crops come
+        self.network, self.recipe, self.device = network, recipe, device
+        self.random = torch.Generator(device).manual_seed(seed)
+        self.gpu = device.type == "cuda"
+        self.rate = torch.zeros((), device=device)
+        options: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+        if self.gpu:
+            options |= {"lr": self.rate, "fused": True}
+        self.optimiser: torch.optim.Optimizer
+        if recipe.optimiser == "sgd":
+            self.optimiser = torch.optim.SGD(network.parameters(), **options, momentum=0.9, nesterov=True)
+        else:
+            self.optimiser = torch.optim.AdamW(network.parameters(), **options, capturable=self.gpu)
+        self.stream = torch.cuda.Stream(device) if self.gpu else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(device))
+        self.steps = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def step(self, inputs: Tensor, labels: Tensor, rows: Tensor, rate: float) -> None:
+        """Learn of some rows at a rate."""
+        if self.stream is None:
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+            self._learn(*self._batch(inputs, labels, rows))
+            return
+        with torch.cuda.stream(self.stream):
+            self.rate.fill_(rate)
+            x, y = self._batch(inputs, labels, rows)
+            if self.steps < _WARM_UP:
+                self._learn(x, y)
+            else:
+                if self.graph is None:
+                    self._record(x, y)
+                self.x.copy_(x)
+                self.y.copy_(y)
+                assert self.graph is not None
+                self.graph.replay()
+            self.steps += 1
+
+    def _batch(self, inputs: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x = inputs[rows]
+        return augmented(x, self.random) if x.dtype == torch.uint8 and self.recipe.augment else x, labels[rows]
+
+    def _record(self, x: Tensor, y: Tensor) -> None:
+        """Record a step, which changes nothing yet."""
+        self.x, self.y = x.clone(), y.clone()
+        self.optimiser.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(self.device)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._learn(self.x, self.y)
+
+    def _learn(self, x: Tensor, y: Tensor) -> None:
+        x = x.float() / 255 if x.dtype == torch.uint8 else x
+        low = self.gpu or self.recipe.bfloat16
+        # Weights that a cache keeps in bfloat16 would not outlive the recording.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=not self.gpu):
+            loss = F.cross_entropy(self.network(x).float(), y)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        self.loss = loss.detach()
 
 
 def augmented(images: Tensor, random: torch.Generator) -> Tensor:

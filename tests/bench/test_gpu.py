@@ -16,8 +16,9 @@ from bench.gpu_timing import Device, kind
 
 ROOT = Path(__file__).resolve().parents[2]
 FITS = ("em-d100", "em-d512", "fit-d512", "fit-d512-no-shrinkage", "imagenet-full-fit", "imagenet-tied-fit")
+STREAMED = "imagenet-streamed-fit"
 SCORES = ("score-10k", "score-1m", "imagenet-full-score")
-NAMES = {*FITS, *SCORES, "pca", "imagenet-tied-score"}
+NAMES = {*FITS, *SCORES, STREAMED, "pca", "imagenet-tied-score"}
 
 
 @pytest.fixture(scope="module")

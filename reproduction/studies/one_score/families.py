@@ -148,14 +148,9 @@ def _default(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _large(prepare: Callable[[bool], large.Task], seeds: Sequence[int], setup: Setup) -> Found:
-    """Networks that `train_classifier` trains."""
+    """Networks that `train_classifiers` trains."""
     task = prepare(setup.quick)
-
-    def cases() -> Iterator[Case]:
-        for seed in seeds:
-            yield task.case(seed, setup.device, setup.folder)
-
-    return Found(cases(), task.digests)
+    return Found(task.cases(seeds, setup.device, setup.folder), task.digests)
 
 
 _PERCEPTRON = "perceptron of table 1 (4 × 100 units, Adam, stopped early)"
@@ -179,7 +174,7 @@ FAMILIES: dict[str, Family] = {
     "narrow-cifar100": Family(
         "CIFAR100, narrow ResNet-18",
         f"ResNet-18 with 16 to 128 channels, {large.SGD_SHORT}",
-        "test",
+        "development",
         False,
         partial(_large, large.narrow_cifar100),
     ),

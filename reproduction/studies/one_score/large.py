@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -17,19 +17,19 @@ from ...datasets.intents import clinc150
 from ...nets import public
 from ...nets.resnet18 import ResNet18
 from ...nets.transformer import TextTransformer, VisionTransformer
-from ...training.classifier import ClassifierRecipe, train_classifier
+from ...training.classifier import ClassifierRecipe, train_classifiers
 from .measure import Case
 from .near import CHANGES
 
 SGD = "SGD at 0.1 with a cosine, 100 epochs, crops and flips"  # OpenOOD's recipe
 SGD_SHORT = "SGD at 0.1 with a cosine, 30 epochs, crops and flips, in bfloat16"  # what a CPU trains in half an hour
-ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 200 epochs, crops and flips"
+ADAM_IMAGES = "AdamW at 1e-3 with a cosine, 100 epochs in batches of 256, crops and flips"
 ADAM_SHORT = "AdamW at 1e-3 with a cosine, 20 epochs, crops and flips, in bfloat16"
 ADAM_TEXT = "AdamW at 1e-3 with a cosine, 30 epochs"
 _IMAGES = ClassifierRecipe()
 _SHORT = replace(_IMAGES, epochs=30, bfloat16=True)
-_TRANSFORMER = replace(_IMAGES, epochs=200, optimiser="adamw", learning_rate=1e-3, weight_decay=0.05, warm_up=0.05)
-_TRANSFORMER_SHORT = replace(_TRANSFORMER, epochs=20, bfloat16=True)
+_TRANSFORMER = ClassifierRecipe(100, 256, "adamw", 1e-3, 0.05, warm_up=0.05)
+_TRANSFORMER_SHORT = replace(_TRANSFORMER, epochs=20, batch_size=128, bfloat16=True)
 _TEXT = ClassifierRecipe(30, 128, "adamw", 1e-3, 0.05, warm_up=0.1, augment=False)
 _QUICK_TRAIN, _QUICK_TEST = 600, 200
 
@@ -58,19 +58,20 @@ class Task:
     measured: Mapping[str, Reduce]
     digests: Mapping[str, str]
 
-    def case(self, seed: int, device: torch.device, folder: str | PathLike[str] | None) -> Case:
-        """Train or load the network of a seed."""
-        path = None if folder is None else Path(folder) / f"{self.name}-{seed}.safetensors"
+    def cases(self, seeds: Sequence[int], device: torch.device, folder: str | PathLike[str] | None) -> Iterator[Case]:
+        """Train or load the networks of all seeds."""
+        paths = None if folder is None else [Path(folder) / f"{self.name}-{seed}.safetensors" for seed in seeds]
         x, y = (part.to(device) for part in self.train)
         about = {"data": self.digests[next(iter(self.digests))], "inputs": str(len(x))}
-        network = self.network(seed).to(device)
+        networks = [self.network(seed).to(device) for seed in seeds]
         if self.recipe is not None:
-            train_classifier(network, x, y, self.recipe, seed=seed, path=path, about=about)
+            train_classifiers(networks, x, y, self.recipe, seeds=seeds, paths=paths, about=about)
         unknown = {name: part.to(device) for name, part in self.unknown.items()}
         test = (self.test[0].to(device), self.test[1].to(device))
         inputs = unit(x) if x.dtype == torch.uint8 else x
         changes = CHANGES if test[0].is_floating_point() else ()  # words are neither rotated nor noisy
-        return Case(network, inputs, test, lambda known, labels: unknown, self.measured, 500, changes)
+        for network in networks:
+            yield Case(network, inputs, test, lambda known, labels: unknown, self.measured, 500, changes)
 
 
 def resnet18_cifar10(quick: bool) -> Task:

@@ -35,7 +35,7 @@ def run(
     seeds: Sequence[int] = range(3),
     quick: bool = False,
     families: Sequence[str] | None = None,
-    earlier: str | PathLike[str] | None = None,
+    earlier: Sequence[str | PathLike[str]] = (),
     folder: str | PathLike[str] | None = None,
 ) -> Study:
     """Train one network per family and seed, and compare the default with all single methods on it.
@@ -45,7 +45,7 @@ def run(
         quick: one seed, few data, small networks and few epochs on the CPU; families that need a GPU too, if they are
             named.
         families: which; None takes all of the development split. Those that need a GPU are left out without one.
-        earlier: a result file of this study, whose other families are kept.
+        earlier: result files of this study, whose other families are kept; of those in several, the last file's.
         folder: where networks are kept between runs; None takes the environment variable HIDDEN_UNCERTAINTY_WORK.
     """
     seeds = list(seeds)[:1] if quick else list(seeds)
@@ -53,10 +53,7 @@ def run(
     names, left = choose(families, gpu=gpu or (quick and families is not None))
     if left:
         note(f"left out, because their networks are trained on a GPU and there is none: {', '.join(left)}.")
-    content = _read(earlier)
-    networks: dict[str, list[dict[str, Any]]] = content["settings"]["networks"]
-    seconds: dict[str, float] = content["settings"]["seconds"]
-    data: dict[str, str] = content["data"]
+    networks, seconds, data = _read(earlier)
     if not names and not networks:
         raise ValueError(f"no family is left to run: {', '.join(left)} need a GPU.")
     device = torch.device("cuda" if gpu and not quick else "cpu")
@@ -92,8 +89,15 @@ def _brief(case: Case) -> Case:
     return replace(case, changes=[replace(change, amounts=change.amounts[::4]) for change in case.changes])
 
 
-def _read(earlier: str | PathLike[str] | None) -> dict[str, Any]:
-    """An earlier result, or one without networks."""
-    if earlier is None or not Path(earlier).is_file():
-        return {"settings": {"networks": {}, "seconds": {}}, "data": {}}
-    return json.loads(Path(earlier).read_text(encoding="utf-8"))
+def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
+    """Networks and seconds by family, and digests of data, of earlier results that there are."""
+    networks: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    data: dict[str, str] = {}
+    for path in map(Path, earlier):
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            networks |= content["settings"]["networks"]
+            seconds |= content["settings"]["seconds"]
+            data |= content["data"]
+    return networks, seconds, data

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reproduction.nets import TextTransformer
-from reproduction.training.classifier import BORDER, ClassifierRecipe, augmented, train_classifier
+from reproduction.training.classifier import BORDER, ClassifierRecipe, augmented, train_classifiers
 
 RECIPE = ClassifierRecipe(epochs=6, batch_size=20, learning_rate=0.05)
 
@@ -35,6 +35,12 @@ def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
     return float((network(x).argmax(1) == labels).float().mean())
 
 
+def train_classifier(
+    network: nn.Module, x: Tensor, y: Tensor, recipe: ClassifierRecipe, *, seed: int = 0, path: Path | None = None, **of
+) -> nn.Module:
+    return train_classifiers([network], x, y, recipe, seeds=[seed], paths=None if path is None else [path], **of)[0]
+
+
 def test_images_are_learnt_and_found_again(tmp_path: Path) -> None:
     path = tmp_path / "work" / "bars-0.safetensors"
     images, labels = bars(200, seed=0)
@@ -51,6 +57,19 @@ def test_images_are_learnt_and_found_again(tmp_path: Path) -> None:
     for recipe, what in ((replace(RECIPE, epochs=7), about), (RECIPE, {"data": "another"})):
         with pytest.raises(ValueError, match=r"bars-0.safetensors' holds a network trained differently"):
             train_classifier(convolutions(), images, labels, recipe, path=path, about=what)
+
+
+def test_networks_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
+    images, labels = bars(100, seed=0)
+    recipe = replace(RECIPE, epochs=2)
+    paths = [tmp_path / f"bars-{seed}.safetensors" for seed in (0, 1)]
+    alone = [train_classifier(convolutions(seed), images, labels, recipe, seed=seed) for seed in (0, 1)]
+    train_classifier(convolutions(1), images, labels, recipe, seed=1, path=paths[1])
+    both = train_classifiers([convolutions(0), convolutions(0)], images, labels, recipe, seeds=[0, 1], paths=paths)
+    for network, expected in zip(both, alone, strict=True):
+        assert not network.training
+        for name, weight in network.state_dict().items():
+            assert torch.equal(weight, expected.state_dict()[name])
 
 
 def test_texts_are_learnt() -> None:

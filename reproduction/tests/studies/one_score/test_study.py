@@ -284,10 +284,17 @@ def test_other_families_of_an_earlier_result_are_kept(
     accuracies = {row["train"]: row["mean"] for row in result["rows"] if row["metric"] == "accuracy"}
     assert accuracies["MNIST"] == 0.9 and accuracies["digits 0-7"] > 0.5
     text = render(result)
-    assert (
-        "Not run yet, of the test split: narrow-cifar100, resnet18-cifar100, vit-cifar10, narrow-vit-cifar10, text-clinc150."
-        in text
-    )
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    other = {"settings": {"networks": {"text-clinc150": [mnist]}, "seconds": {"text-clinc150": 5.0}}, "data": {}}
+    (parts / "one-score.json").write_text(json.dumps(other))
+    more = ["--families", "", "--earlier", str(path), "--out", str(parts)]
+    assert CliRunner().invoke(app, ["one-score", *more]).exit_code == 0
+    together = json.loads((parts / "one-score.json").read_text(encoding="utf-8"))["settings"]
+    assert list(together["networks"]) == ["digits", "fcnet-mnist", "text-clinc150"]
+    assert together["seconds"]["text-clinc150"] == 5.0
+    left = ", ".join(name for name, family in families.FAMILIES.items() if family.split == "test")
+    assert f"Not run yet, of the test split: {left}." in text
     assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
 
 
