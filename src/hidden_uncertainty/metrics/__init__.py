@@ -2,8 +2,7 @@
 
 Scores are higher when more uncertain. Inputs of any shape are flattened, so maps of pixels need no preparation, and
 are compared in float64 on the device of the first argument. Scores of +inf and -inf are legal and ordered; NaN and
-empty input raise a ValueError. Arguments that could be swapped unnoticed are taken by name. `PixelDetection` and
-`Confusion` count in a stream what does not fit into memory.
+empty input raise a ValueError. Arguments that could be swapped unnoticed are taken by name.
 """
 
 from .detection import (
@@ -20,12 +19,8 @@ from .detection import (
     roc_curve,
 )
 from .regression import ause, coverage, psnr, rank_correlation, rmse, sparsification, sparsification_oracle, width
-from .stream import Bounded, Confusion, PixelDetection
 
 __all__ = [
-    "Bounded",
-    "Confusion",
-    "PixelDetection",
     "Values",
     "accuracy_rejection",
     "as_scores",

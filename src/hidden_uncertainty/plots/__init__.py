@@ -5,7 +5,7 @@ Figure. Nothing goes through pyplot, so no global state changes and no screen is
 """
 
 from .curves import plot_accuracy_rejection, plot_along, plot_regression, plot_roc, plot_scores, plot_sparsification
-from .pixels import plot_maps, plot_precision_recall
+from .pixels import plot_maps
 from .style import dress, new_axes, save
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "plot_accuracy_rejection",
     "plot_along",
     "plot_maps",
-    "plot_precision_recall",
     "plot_regression",
     "plot_roc",
     "plot_scores",
