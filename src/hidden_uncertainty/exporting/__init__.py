@@ -1,5 +1,5 @@
-"""A detector as one graph with its network: `export` for other runtimes, `Compiled` for this process."""
+"""A detector as one graph with its network."""
 
-from .program import Compiled, export
+from .program import export
 
-__all__ = ["Compiled", "export"]
+__all__ = ["export"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
 from ..scoring.terms import Scores
 
-Coverage = float | Literal["spread"] | None
 WIDTH = 128  # columns of each Gaussian in a block: wider ones multiply more zeros, narrower ones are more nodes
 
 
@@ -36,11 +35,10 @@ class Graph(nn.Module):
 
     It owns copies: of what was fitted, laid out for one product at a time; and of the network's modules, around the
     network's own tensors, so that neither tracing it nor a failure of that touches the user's network. The tensors of
-    `batch` are its inputs; all else in it is a part of the graph. A `coverage` of `"spread"` gives what the widths of
-    intervals are multiples of; None leaves intervals out.
+    `batch` are its inputs; all else in it is a part of the graph. A `coverage` of None leaves intervals out.
     """
 
-    def __init__(self, reader: Extractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
+    def __init__(self, reader: Extractor, fitted: Fitted, coverage: float | None, batch: Batch) -> None:
         super().__init__()
         self.model = copy_modules(reader.model)
         self.head = copy.deepcopy(fitted.head).to(device_of(reader.model) or "cpu")
@@ -56,8 +54,8 @@ class Graph(nn.Module):
         combination = self.head.combination
         self.tails = Tails(combination) if combination.tails else None
         term = self.head.terms[self.head.leading]
-        self.coverage = None if self.task.discrete or term.conformal is None else coverage
-        self.reach = term.conformal.covering(coverage) if isinstance(self.coverage, float) else None  # type: ignore[union-attr,arg-type]
+        told = coverage is not None and not self.task.discrete
+        self.reach = term.conformal.covering(coverage) if told and term.conformal is not None else None  # type: ignore[arg-type]
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         """All that is known of a batch, by name."""
@@ -86,8 +84,8 @@ class Graph(nn.Module):
             found["p_value"] = head.calibration.p_value(epistemic)
         if self.threshold is not None:
             found["surprising"] = ~(epistemic.double() <= self.threshold)
-        if self.coverage is not None:
-            found |= self._interval(prediction, leading, unusable)
+        if self.reach is not None:
+            found |= self._interval(prediction, leading, unusable, self.reach)
         if unusable.dim() == 1:
             told = head.terms[head.leading].method.probabilities(z[head.leading], prediction.value)
             found |= {} if told is None else {"probabilities": filled(told, unusable, math.nan)}
@@ -158,14 +156,12 @@ class Graph(nn.Module):
             return Scores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
         return method.score(z, value.flatten() if value.dim() == 3 else value)
 
-    def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
+    def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor, reach: float) -> dict[str, Tensor]:
         """As `Fitted.interval`."""
         value, term = prediction.value, self.head.terms[self.head.leading]
         unit = unit_of(term.spread, Rows(prediction, {}), scores)  # type: ignore[arg-type]
-        if self.reach is None:
-            return {} if unit is None else {"spread": filled(unit.reshape(value.shape), unusable, math.nan)}
         width = torch.ones_like(value) if unit is None else unit.reshape(value.shape)
-        half = filled(self.reach * width, unusable, math.nan)
+        half = filled(reach * width, unusable, math.nan)
         half = half + 4 * torch.finfo(value.dtype).eps * (value.abs() + half)
         return {"lower": value - half, "upper": value + half}
 
@@ -173,7 +169,7 @@ class Graph(nn.Module):
 class PixelGraph(Graph):
     """The same for every pixel: scores are maps (n, H, W)."""
 
-    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
+    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: float | None, batch: Batch) -> None:
         super().__init__(reader, fitted, coverage, batch)
         self.pixels, self.grid_of = reader.pixels, reader.grid_of
 
