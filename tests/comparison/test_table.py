@@ -1,11 +1,9 @@
-"""A comparison as text, as a file, as a picture."""
+"""A comparison as text and as a file."""
 
 import json
 
 import pytest
-from matplotlib.figure import Figure
 
-from hidden_uncertainty import plots
 from hidden_uncertainty.comparison import FORWARD, Comparison
 
 ABOUT = {
@@ -101,34 +99,6 @@ def test_files(comparison, tmp_path):
     path.write_text(json.dumps([1]))
     with pytest.raises(ValueError, match=r"found.json' is no saved comparison: expected .* 'about' and 'rows'"):
         Comparison.load(path)
-
-
-def test_the_picture_shows_every_number(comparison, tmp_path):
-    ax = comparison.plot()
-    drawn = sorted(float(x) for line in ax.lines[:2] for x in line.get_xdata())
-    assert drawn == [0.81234, 0.9, 1.0]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "the other"]
-    (panel,) = [other for other in ax.figure.axes if other is not ax]
-    assert panel.get_xscale() == "log" and panel.get_ylim() == ax.get_ylim()
-    texts = [text.get_text() for text in panel.texts]
-    assert texts == ["0.500 (2.0 ×)", "12.3", "forward pass: 0.250"]
-    assert plots.save(ax, tmp_path / "found.png").stat().st_size > 10_000
-
-
-def test_the_picture_goes_where_it_is_told(comparison):
-    ax = Figure().subplots()
-    assert comparison.plot(ax) is ax
-    alone = Comparison([row for row in comparison.rows if row["ood"]]).plot()
-    assert alone.figure.axes == [alone]
-    with pytest.raises(ValueError, match="there is nothing to draw"):
-        Comparison([]).plot()
-
-
-def test_data_without_an_auroc_has_no_marks():
-    rows = [row("one", "fpr95", 0.25, "a"), row("one", "auroc", 0.75, "b")]
-    marks = {line.get_label(): line.get_xydata() for line in Comparison(rows).plot().lines}
-    assert len(marks["a"]) == 0
-    assert marks["b"][:, 0].tolist() == [0.75]
 
 
 def test_bars_in_names_make_no_columns():

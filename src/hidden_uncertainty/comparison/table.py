@@ -1,4 +1,4 @@
-"""What a comparison found: rows, and from them tables, a file and a picture."""
+"""What a comparison found: rows, and from them tables and a file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ..io import replacing
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 FORWARD = "forward pass"  # the network alone, a row of its own to compare costs with
 BAR = r"\|"
-MARKS = "os^DvP*"  # as many as colours, so that they are told apart without them
-COST, PURPLE = "ms per input", "#7A5195"
 Column = tuple[str | None, str]  # the data to be detected, or None, and the metric
 Part = Mapping[str, tuple[str, Callable[[float], str]]]  # what a metric is called, and how it is written
 
@@ -54,7 +49,7 @@ OTHER: Part = {
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """What `compare` found. Print it, or turn it into Markdown, a file or a picture.
+    """What `compare` found. Print it, or turn it into Markdown or a file.
 
     Args:
         rows: flat objects: `method`, `ood` (None for what is not about detection), `metric`, `value`; and, for several
@@ -152,7 +147,12 @@ class Comparison:
         Args:
             path: where to; folders are made. An existing file is replaced.
         """
-        return write_json({"about": self.about, "rows": self.rows}, Path(path))
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            content = json.dumps({"about": self.about, "rows": self.rows}, indent=2, ensure_ascii=False)
+            file.write(f"{content}\n".encode())
+        return path
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -161,36 +161,6 @@ class Comparison:
         if not isinstance(content, dict) or not {"about", "rows"} <= set(content):
             raise ValueError(f"'{path}' is no saved comparison: expected a JSON object with 'about' and 'rows'.")
         return cls(content["rows"], content["about"])
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the AUROC of each method, and beside it what scoring costs.
-
-        Args:
-            ax: where to draw; a new one by default. The costs come to its right.
-        """
-        from ..plots.style import COLOURS, GREY, INK, axes  # matplotlib takes a second to import
-
-        methods = [name for name in self.methods if name != FORWARD]
-        if not methods:
-            raise ValueError("the comparison has no methods: there is nothing to draw.")
-        ax = axes(ax, width=9.5, height=1.5 + 0.27 * len(methods))
-        for i, ood in enumerate(self.ood):
-            # One below the other: equal marks would hide each other.
-            shift = 0.6 * ((i + 0.5) / len(self.ood) - 0.5)
-            found = [(self.value(name, "auroc", ood), place + shift) for place, name in enumerate(methods)]
-            there = {place: value for value, place in found if value is not None}
-            colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
-            ax.plot(list(there.values()), list(there), mark, color=colour, markersize=5, label=ood)
-        ax.axvline(0.5, color=GREY, linewidth=1, linestyle=(0, (2, 2)))  # chance
-        ax.set_yticks(range(len(methods)), methods)
-        ax.set_ylim(len(methods) - 0.5, -0.5)
-        ax.set_xlabel("AUROC")
-        if self.ood:
-            text: dict[str, Any] = {"fontsize": 9, "labelcolor": INK, "columnspacing": 1.0, "handletextpad": 0.2}
-            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, **text)
-        if any(row["metric"] == COST and row["method"] in methods for row in self.rows):
-            _draw_cost(self, methods, ax)
-        return ax
 
     def _parts(self) -> Iterator[tuple[Part, list[Column]]]:
         """What is in each table."""
@@ -213,14 +183,6 @@ class Comparison:
             if any(cells):
                 lines.append([method, *cells])
         return lines
-
-
-def write_json(content: Any, path: Path) -> Path:
-    """Write a file whole or not at all; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
-    return path
 
 
 def _aligned(above: list[str], lines: list[list[str]]) -> str:
@@ -255,39 +217,3 @@ def _about(comparison: Comparison) -> list[str]:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _draw_cost(comparison: Comparison, methods: list[str], ax: Axes) -> None:
-    """How far each method is from the plain forward pass, on a logarithmic axis that takes the right of the picture."""
-    from matplotlib.ticker import FuncFormatter
-    from mpl_toolkits.axes_grid1 import make_axes_locatable  # type: ignore[import-untyped]
-
-    from ..plots.style import INK, dress
-
-    panel = make_axes_locatable(ax).append_axes("right", size="70%", pad=0.2)
-    found = {place: comparison.value(name, COST) for place, name in enumerate(methods)}
-    costs = {place: cost for place, cost in found.items() if cost is not None}
-    forward = comparison.value(FORWARD, COST)
-    for place, cost in costs.items():
-        times = comparison.value(methods[place], "times forward")
-        text = significant(cost) + ("" if times is None else f" ({times:.1f} ×)")
-        if forward is not None:
-            panel.plot([forward, cost], [place, place], color=PURPLE, linewidth=2)
-        panel.plot(cost, place, "o", color=PURPLE, markersize=6)
-        beside = (max(cost, forward or cost), place)
-        panel.annotate(text, beside, (7, 0), textcoords="offset points", va="center", size=8.5, color=INK)
-    if forward is not None:
-        panel.axvline(forward, color=INK, linewidth=1.2, linestyle="--", zorder=1)
-        text = f"{FORWARD}: {significant(forward)}"
-        panel.annotate(text, (forward, -0.5), (-4, 4), textcoords="offset points", va="bottom", size=9, color=INK)
-    everything = [*costs.values(), *([] if forward is None else [forward])]
-    left = min(everything) / 1.5
-    panel.set_xscale("log")
-    panel.set_xlim(left, left * (2 * max(everything) / left) ** 1.5)  # a third of it for the text of the last
-    panel.set_ylim(ax.get_ylim())
-    panel.set_yticks(range(len(methods)), [""] * len(methods))
-    panel.set_xlabel("milliseconds per input")
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    dress(panel)
-    panel.spines["left"].set_visible(False)
-    panel.tick_params(axis="y", length=0)
