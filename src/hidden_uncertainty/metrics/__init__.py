@@ -14,11 +14,10 @@ from .detection import (
     average_precision,
     expected_calibration_error,
     fpr_at_tpr,
-    lift_curve,
     raulc,
     roc_curve,
 )
-from .regression import ause, coverage, psnr, rank_correlation, rmse, sparsification, sparsification_oracle, width
+from .regression import ause, psnr, rank_correlation, rmse, sparsification, sparsification_oracle
 
 __all__ = [
     "Values",
@@ -28,10 +27,8 @@ __all__ = [
     "auroc",
     "ause",
     "average_precision",
-    "coverage",
     "expected_calibration_error",
     "fpr_at_tpr",
-    "lift_curve",
     "psnr",
     "rank_correlation",
     "raulc",
@@ -39,5 +36,4 @@ __all__ = [
     "roc_curve",
     "sparsification",
     "sparsification_oracle",
-    "width",
 ]

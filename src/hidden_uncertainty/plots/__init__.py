@@ -6,11 +6,10 @@ Figure. Nothing goes through pyplot, so no global state changes and no screen is
 
 from .curves import plot_accuracy_rejection, plot_roc, plot_scores, plot_sparsification
 from .pixels import plot_maps
-from .style import dress, new_axes, save
+from .style import dress, save
 
 __all__ = [
     "dress",
-    "new_axes",
     "plot_accuracy_rejection",
     "plot_maps",
     "plot_roc",
