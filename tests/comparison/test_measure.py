@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hidden_uncertainty.comparison.measure import MIB, kept_memory, milliseconds, peak_memory
+from hidden_uncertainty.comparison.measure import MIB, kept_memory, milliseconds
 
 
 class Holder:
@@ -37,16 +37,3 @@ def test_sides_take_turns_after_a_call_that_does_not_count():
     calls = []
     found = milliseconds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
     assert calls == ["a", "b", "a", "b", "a", "b"] and set(found) == {"a", "b"}
-
-
-def test_no_peak_without_cuda():
-    assert peak_memory(torch.device("cpu"))() is None
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_the_peak_on_cuda():
-    device = torch.device("cuda")
-    peak = peak_memory(device)
-    x = torch.zeros(MIB, device=device)
-    del x
-    assert peak() == pytest.approx(4.0, rel=0.01)

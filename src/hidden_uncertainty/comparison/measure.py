@@ -28,20 +28,6 @@ _LEAVES = (type, ModuleType, FunctionType, MethodType, str, bytes)  # objects wi
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def peak_memory(device: torch.device) -> Callable[[], float | None]:
-    """Ask what this returns how far the memory that torch allocates on a CUDA device rose at most since, in MiB.
-
-    It is None on a CPU: the memory of the process can be watched, but what earlier steps freed is used again without
-    showing. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
-    """
-    if device.type != "cuda":
-        return lambda: None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    return lambda: (torch.cuda.max_memory_allocated(device) - before) / MIB
-
-
 def kept_memory(method: object, network: nn.Module | None = None) -> float:
     """MiB of the tensors and arrays that can be reached from a method's attributes, and not from the network's."""
     known = _sizes(network)

@@ -42,7 +42,6 @@ OTHER: Part = {
     "fit seconds": ("fit s", "{:.2f}".format),
     "ms per input": ("ms/input", significant),
     "times forward": ("× forward", "{:.1f}".format),
-    "peak MiB": ("peak MiB", "{:.1f}".format),
     "kept MiB": ("kept MiB", "{:.2f}".format),
 }
 

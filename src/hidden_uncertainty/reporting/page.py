@@ -18,7 +18,6 @@ from matplotlib.colors import to_rgb
 from torch import Tensor
 
 from ..detector import Detector
-from ..extract import Features
 from ..io import replacing
 from ..model.choice import choose_layers
 from ..plots.pixels import CLASS_COLOURS
@@ -28,7 +27,7 @@ from ..scoring.bayes import DensityMethod
 from ..version import __version__
 from . import numbers
 from .markup import Block, Html, fill, joined, left_out, number, percent, picture, table, tag
-from .scored import KINDS, Example, Near, Scored, nearest
+from .scored import KINDS, Example, Scored
 
 KEEP, KEEP_MAPS = 6, 3  # inputs of each kind that are shown
 DARK = ("#5AB4F0", "#FF8F45", "#2FC99B", "#E7A2CC", "#9AD3F5", "#F2B632", "#E8E8E8")  # COLOURS on a dark page
@@ -55,7 +54,6 @@ def report(
     path: str | PathLike[str],
     *,
     outliers: Mapping[str, Iterable[Any]] | None = None,
-    train: Features | Iterable[Any] | None = None,
     names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     classes: Sequence[str] | None = None,
     title: str | None = None,
@@ -71,8 +69,6 @@ def report(
         loader: inputs like the training data, but not from it; with labels for accuracy, probabilities and intervals.
         path: the file to write, in a folder that exists; it is replaced in one step.
         outliers: inputs that should be noticed, by name.
-        train: training data, or features of them that `detector.extract` gave, to show the nearest of them. Pictures of
-            them are then in the page.
         names: what to call the inputs of `loader`, in its order; or such names of any set, with those of `loader` under
             "in distribution".
         classes: what to call the classes, in the network's order.
@@ -100,20 +96,15 @@ def report(
         raise TypeError(f"outliers takes loaders by name, such as {{'noise': loader}}, not {type(outliers).__name__}.")
     fitted = detector._fitted()
     pixels = detector.pixels is not None
-    layers = [name for name, term in detector.terms.items() if term.layer is not None]
-    near = None if pixels or train is None else (layers or detector.layers)[-1]
-    if near is not None and isinstance(train, Features):
-        train.require([near], {near: fitted.head.reductions[near]})
     called = {KNOWN: names} if isinstance(names, Sequence) else names or {}
     with replacing(path) as file, bars(detector.progress if progress is None else progress):
         keep = KEEP_MAPS if pixels else KEEP
         sets: list[Scored] = []
         for name, some in ((KNOWN, loader), *(outliers or {}).items()):
-            sets.append(Scored(str(name), detector, keep, near).read(some))
+            sets.append(Scored(str(name), detector, keep).read(some))
             given, count = len(called.get(name, ())), sets[-1].count
             if name in called and given != count:
                 raise ValueError(f"names has {given:,} entries, but the loader gave {count:,} inputs: give one each.")
-        near = near if all(example.z is not None for example in sets[0].examples["surprising"]) else None
         what = "images" if pixels else "inputs"
         found, charts, threshold = numbers.views(detector, sets), dict[str, Any](), fitted.threshold
         blocks: dict[str, Block] = {
@@ -129,7 +120,7 @@ def report(
             "what": what,
             "key": _key(found[0], sets, threshold, what),
             "fitted": _about(detector, sets[0], what),
-            "inputs": _inputs(detector, sets, called, classes, train, near),
+            "inputs": _inputs(detector, sets, called, classes),
             "version": __version__,
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
@@ -259,31 +250,22 @@ def _inputs(
     sets: Sequence[Scored],
     names: Mapping[str, Sequence[str]],
     classes: Sequence[str] | None,
-    train: Any,
-    near: str | None,
 ) -> Html:
     """The inputs at the ends of the scores; of outliers, those that look most familiar."""
     groups = [(sets[0], kind, *TITLES[kind]) for kind in KINDS if sets[0].examples[kind]]
     missed = "They resemble the training data most. Those whose score is below the threshold are missed."
     groups += [(one, "familiar", f"Outliers that are hardest to notice: {one.name}", missed) for one in sets[1:]]
     shown = [example for scored, kind, *_ in groups for example in scored.examples[kind]]
-    close: dict[int, list[Near]] = {}
     parts: list[Html] = []
     if not sets[0].examples["ambiguous"]:
         parts.append(left_out("This method tells no aleatoric score, so there are no most ambiguous inputs."))
-    if train is not None and near is not None:
-        close = nearest(detector, train, near, shown)
-        text = f"The nearest training inputs are those whose vectors of “{near}” are closest, by Euclidean distance."
-        parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
-    elif train is not None:
-        parts.append(left_out("Nearest training inputs are told for whole inputs only, by methods that read vectors."))
-    panels = 4 if detector.pixels is not None else 4 if close and not isinstance(train, Features) else 1
+    panels = 4 if detector.pixels is not None else 1
     side = int(math.sqrt(ROOM / 3 / max(1, len(shown) * panels)))
     side = min(160 if detector.pixels is not None else 64, max(24, side))
     for scored, kind, title, text in groups:
         own, of = names.get(scored.name), f" ({scored.name})" * (scored is sets[0])
         parts += [tag("h3", title), tag("p", text)]
-        parts.append(_examples(detector, scored.examples[kind], own, classes, close, side, title + of))
+        parts.append(_examples(detector, scored.examples[kind], own, classes, side, title + of))
     return joined(*parts)
 
 
@@ -292,7 +274,6 @@ def _examples(
     examples: list[Example],
     names: Sequence[str] | None,
     classes: Sequence[str] | None,
-    close: dict[int, list[Near]],
     side: int,
     title: str,
 ) -> Html:
@@ -301,11 +282,7 @@ def _examples(
     rows, items = [], []
     for example in examples:
         called = f"number {example.place:,}" if names is None else str(names[example.place])
-        facts, nearby = _facts(detector, example, classes), close.get(id(example), [])
-        x, small = example.input, [one for one in nearby if one[2] is not None and one[2].dim() == 3]
-        if nearby:
-            words = [f"number {i:,} ({number(d)} away)" for d, i, _ in nearby]
-            facts["nearest in training"] = "" if small else ", ".join(words)
+        facts, x = _facts(detector, example, classes), example.input
         if not pictures or x is None:
             rest = "" if x is None or len(x) <= SHOWN else f", … ({len(x):,} in all)"
             facts |= {} if x is None else {"values": ", ".join(map(number, x[:SHOWN].tolist())) + rest}
@@ -314,8 +291,7 @@ def _examples(
         image = picture(x, side, f"{title}: {called}")
         image = image if detector.pixels is None else _maps(detector, example.u, image, side, called)
         lines = [joined(tag("br"), f"{name}: {value}") for name, value in facts.items()]
-        near = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in small if x is not None]
-        items.append(tag("li", image, tag("strong", called), *lines, tag("div", *near, class_="near")))
+        items.append(tag("li", image, tag("strong", called), *lines))
     if pictures:
         return tag("ul", *items, class_="pictures" if detector.pixels is None else "pictures maps")
     return table(title, ["input", *facts], rows)

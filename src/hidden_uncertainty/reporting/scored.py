@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..detector import Detector
-from ..extract import Features
 from ..extract.pixel_extractor import label_maps
 from ..model.batches import Batch, leaves
 from ..model.tasks import whole_labels
@@ -19,9 +18,7 @@ from ..uncertainty import Uncertainty
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95)  # of intervals
 DRAWN = 1000  # pixels of an image, evenly over it, that accuracy and errors are told of
-NEAREST = 3
 KINDS = ("surprising", "ambiguous", "familiar")
-Near = tuple[float, int, Tensor | None]  # distance, number, and the input where it is known
 
 
 class Example(NamedTuple):
@@ -34,14 +31,13 @@ class Example(NamedTuple):
     p_value: float | None
     label: Tensor | None
     input: Tensor | None
-    z: Tensor | None  # (d,) what the layer that neighbours are told by reads
 
 
 class Scored:
-    """What is known of one loader: columns of numbers, and `keep` inputs of each of `KINDS`, with z of layer `near`."""
+    """What is known of one loader: columns of numbers, and `keep` inputs of each of `KINDS`."""
 
-    def __init__(self, name: str, detector: Detector, keep: int, near: str | None) -> None:
-        self.name, self.detector, self.keep, self.near = name, detector, keep, near
+    def __init__(self, name: str, detector: Detector, keep: int) -> None:
+        self.name, self.detector, self.keep = name, detector, keep
         self.count, self.labelled = 0, True  # whether all batches had labels of the predictions' shape
         self.first: Batch | None = None
         self.parts: dict[str, list[Tensor]] = {}
@@ -58,10 +54,7 @@ class Scored:
         fitted = self.detector._fitted()
         for index, batch in enumerate(self.detector.reader.batches(loader, f"scoring {self.name}")):
             reading = self.detector._reading(batch, fitted, index)
-            z = None
-            if self.near is not None and reading.scores is None:
-                z = torch.cat([row.z for row in reading.rows(self.near)]).cpu()
-            self._add(batch.to("cpu"), self.detector._result(reading, fitted).cpu(), z)
+            self._add(batch.to("cpu"), self.detector._result(reading, fitted).cpu())
         if not self.count:
             raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
         if not self.labelled or not any(map(len, self.parts["by epistemic"])):
@@ -70,7 +63,7 @@ class Scored:
             self.examples = {kind: [one._replace(label=None) for one in some] for kind, some in self.examples.items()}
         return self
 
-    def _add(self, batch: Batch, u: Uncertainty, z: Tensor | None) -> None:
+    def _add(self, batch: Batch, u: Uncertainty) -> None:
         self.first = self.first or batch[:8]
         label, valid = _labels(self.detector, batch.label, u)
         scores = {"": u.epistemic, **{name: some.epistemic for name, some in u.layers.items()}}
@@ -86,7 +79,7 @@ class Scored:
             found |= _errors(self.detector, u, label, valid, second)
         for name, values in found.items():
             self.parts.setdefault(name, []).append(values)
-        self._choose(batch, u, found, label, z)
+        self._choose(batch, u, found, label)
         self.count += len(u)
 
     def _of_inputs(self, scores: Tensor, valid: Tensor | None) -> Tensor:
@@ -95,7 +88,7 @@ class Scored:
             return scores
         return torch.stack([pixels.image_score(one[which]) for one, which in zip(scores, valid, strict=True)])
 
-    def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any, z: Any) -> None:
+    def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any) -> None:
         score, p, inputs = found["score "], found.get("p_value"), _shown(batch)
         for kind, rank in zip(KINDS, (score, found.get("ambiguity"), -score), strict=True):
             if rank is None:
@@ -106,30 +99,9 @@ class Scored:
             for i in rank.topk(min(self.keep, len(u))).indices.tolist():
                 if worst is not None and rank[i] <= worst:
                     break
-                told = float(score[i]), None if p is None else float(p[i]), _row(label, i), _row(inputs, i), _row(z, i)
+                told = float(score[i]), None if p is None else float(p[i]), _row(label, i), _row(inputs, i)
                 known = [*known, Example(float(rank[i]), self.count + i, u[i], *told)]
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
-
-
-def nearest(
-    detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]
-) -> dict[int, list[Near]]:
-    """The training inputs closest to each example, by its id."""
-    fitted, start = detector._fitted(), 0
-    queries = torch.stack([example.z for example in examples if example.z is not None]).double()
-    found: dict[int, list[Near]] = {id(example): [] for example in examples}
-    if isinstance(train, Features):
-        parts: Iterable[tuple[Tensor, Tensor | None]] = ((z, None) for z in train.z[layer].split(1 << 12))
-    else:
-        batches = detector.reader.batches(train, "comparing with training data")
-        parts = ((next(detector._reading(some, fitted).rows(layer)).z, _shown(some)) for some in batches)
-    for z, inputs in parts:
-        best = torch.cdist(queries, z.cpu().double()).topk(min(NEAREST, len(z)), largest=False)
-        for example, values, places in zip(examples, best.values.tolist(), best.indices.tolist(), strict=True):
-            new = [(d, start + i, _row(inputs, i)) for d, i in zip(values, places, strict=True)]
-            found[id(example)] = heapq.nsmallest(NEAREST, [*found[id(example)], *new], key=lambda one: one[0])
-        start += len(z)
-    return found
 
 
 def _shown(batch: Batch) -> Tensor | None:
