@@ -165,6 +165,7 @@ def test_panels_fill_rows_with_the_shape_of_the_image(
     prediction = torch.arange(shape[0] * shape[1]).view(shape) % 19
     maps = {f"score {i}": noise(*shape, seed=i) for i in range(count - 1)}
     figure = plots.plot_maps(maps, prediction=prediction, columns=columns, classes=["a long name"] * 3 + ["b"])
+    figure.draw_without_rendering()
     boxes = [ax.get_window_extent() for ax in panels(figure).values()]
     tops = [round(box.y1) for box in boxes]
     assert [tops.count(top) for top in sorted(set(tops), reverse=True)] == rows

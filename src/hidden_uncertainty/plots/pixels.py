@@ -26,7 +26,6 @@ CLASS_COLOURS = (
 )
 _NOTHING = "#D9D9D9"  # ignored pixels, and those without a number
 _NUMBERS, _SCORES = "viridis", "inferno"
-_TITLE, _BAR, _GAP = 0.3, 0.42, 0.2  # inches above panels, below those with a colour bar, and between panels
 
 
 def plot_maps(
@@ -94,10 +93,9 @@ def plot_maps(
     shades = {int(c): _NOTHING if c == ignore else palette[int(c) % len(palette)] for c in present}
 
     height, width = next(iter(panels.values())).shape[:2]
-    bars = [name in scores or name in numbers for name in panels]
     names = dict(enumerate([] if classes is None else classes))
     named = [(names.get(c, str(c)), shade) for c, shade in shades.items() if c != ignore]
-    axes = _grid(bars, columns, height / width, named)
+    axes = _grid(len(panels), columns, height / width, named)
     for ax, (name, values) in zip(axes, panels.items(), strict=True):
         ax.set_title(name, loc="left", size=11, color=INK)
         if name in pictures:
@@ -142,32 +140,27 @@ def _colours_of(image: Values) -> np.ndarray:
     return colours.expand(-1, -1, 3).numpy()
 
 
-def _grid(bars: Sequence[bool], columns: int, shape: float, names: Sequence[tuple[str, str]]) -> list[Axes]:
-    """Empty panels of a height by width, some with room for colour bars, in even rows; below, the names of colours."""
-    rows = math.ceil(len(bars) / max(columns, 1))
-    across = math.ceil(len(bars) / rows)
-    width = 2.6 / math.sqrt(shape)  # all in inches; every shape of image gets the same area
-    height = width * shape
-    tops = [_TITLE + height + (_BAR if any(bars[r * across : (r + 1) * across]) else _GAP) for r in range(rows)]
-    total = across * (width + _GAP) + _GAP
+def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str]]) -> list[Axes]:
+    """Empty panels of a height by width, in even rows; below, the names of colours."""
+    rows = math.ceil(count / max(columns, 1))
+    across = math.ceil(count / rows)
+    width = 2.6 / math.sqrt(shape)  # inches; every shape of image gets the same area
+    total = across * (width + 0.2)
     fits = max(1, int(total / (0.35 + 0.085 * max((len(name) for name, _ in names), default=0))))
-    foot = 0.08 + 0.2 * math.ceil(len(names) / fits) if names else 0.0
-    figure = Figure(figsize=(total, sum(tops) + foot), facecolor="white")
-    axes = []
-    for i in range(len(bars)):
-        row, column = divmod(i, across)
-        left, bottom = _GAP + column * (width + _GAP), foot + sum(tops[row:]) - _TITLE - height
-        ax = figure.add_axes((left / total, bottom / (sum(tops) + foot), width / total, height / (sum(tops) + foot)))
-        ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+    foot = 0.2 * math.ceil(len(names) / fits)
+    figure = Figure(figsize=(total, rows * (width * shape + 0.7) + foot), layout="constrained", facecolor="white")
+    panels = figure.subplots(rows, across, squeeze=False).flatten()
+    for ax in panels[count:]:
+        ax.remove()
+    for ax in panels[:count]:
+        ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], box_aspect=shape, anchor="N")
         ax.spines[:].set(color=GREY, linewidth=0.6)
-        axes.append(ax)
     if names:
         how: dict[str, Any] = {"handlelength": 0.9, "handleheight": 0.9, "handletextpad": 0.4, "columnspacing": 1.2}
-        how |= {"borderpad": 0, "borderaxespad": 0, "frameon": False, "fontsize": 9, "labelcolor": INK}
+        how |= {"frameon": False, "fontsize": 9, "labelcolor": INK}
         handles = [Patch(facecolor=shade, label=name) for name, shade in names]
-        corner = (_GAP / total, 0.08 / (sum(tops) + foot))
-        figure.legend(handles=handles, loc="lower left", bbox_to_anchor=corner, ncols=min(len(names), fits), **how)
-    return axes
+        figure.legend(handles=handles, loc="outside lower left", ncols=min(len(names), fits), **how)
+    return list(panels[:count])
 
 
 def _limits(values: np.ndarray, tail: float) -> tuple[float, float]:
@@ -191,12 +184,10 @@ def _show_numbers(ax: Axes, values: np.ndarray, limits: tuple[float, float], col
     _show(ax, np.clip(values, low, high), vmin=low, vmax=high, cmap=colours)
     beyond = bool((values < low).any()), bool((values > high).any())
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    inch = 1 / (ax.get_position().height * ax.figure.figure.get_figheight())  # as a share of the panel
-    place = ax.inset_axes((0, -0.15 * inch, 1, 0.09 * inch))
-    bar = ax.figure.colorbar(ax.images[0], cax=place, orientation="horizontal", extend=ends, extendfrac=0.03)
+    bar = ax.figure.colorbar(ax.images[0], ax=ax, location="bottom", extend=ends, aspect=30, pad=0.02)
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(5, steps=[1, 2, 5, 10])
-    place.tick_params(labelsize=9, color=GREY, labelcolor=INK, length=2.5)
+    bar.ax.tick_params(labelsize=9, color=GREY, labelcolor=INK, length=2.5)
 
 
 def _outline(ax: Axes, mask: np.ndarray) -> None:
