@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..detector import Detector
 from ..io import replacing
-from ..model.choice import choose_layers
 from ..plots.pixels import CLASS_COLOURS
 from ..plots.style import COLOURS
 from ..progress import bars
@@ -110,7 +109,7 @@ def report(
         blocks: dict[str, Block] = {
             "thresholds": numbers.thresholds(found[0], sets, threshold, what),
             "outliers": numbers.telling(found[0], sets),
-            **numbers.layers(found, sets, _weights(detector)),
+            "layers": numbers.layers(found, sets, _weights(detector)),
             **numbers.errors(sets[0], what, charts),
             "p": numbers.p_values(sets[0], found[0].samples, what, charts),
         }
@@ -119,7 +118,7 @@ def report(
             "about": ", ".join(f"{s.count:,} {what} “{s.name}”" for s in sets),
             "what": what,
             "key": _key(found[0], sets, threshold, what),
-            "fitted": _about(detector, sets[0], what),
+            "fitted": _about(detector, what),
             "inputs": _inputs(detector, sets, called, classes),
             "version": __version__,
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
@@ -179,20 +178,17 @@ def _weights(detector: Detector) -> dict[str, float]:
     return dict.fromkeys(names, 1 / len(names))
 
 
-def _about(detector: Detector, scored: Scored, what: str) -> Html:
+def _about(detector: Detector, what: str) -> Html:
     """What was fitted and chosen, and why."""
     state, task = detector._fitted(), detector.task
-    head, where, rows = state.head, _where(detector, scored), []
+    head, rows = state.head, list[list[str]]()
     for name, term in head.terms.items():
         asked, method = detector.terms[name], term.method
         read = "the network’s outputs" if asked.layer is None else f"the {asked.reduce.read} of {asked.layer}"
         scorer = method.fitted if isinstance(method, DensityMethod) else method
         by = type(scorer).__name__.removesuffix("Method") + f" ({scorer.extra_repr()})" * bool(scorer.extra_repr())
         weight = f"{_weights(detector).get(name, 0.0):.2f}"
-        place = where.get(
-            (asked.layer, asked.reduce.read), "at the end" if asked.layer is None else "named by the user"
-        )
-        rows.append([name, read, _reduced(term.reduction, asked), by, weight, place])
+        rows.append([name, read, _reduced(term.reduction, asked), by, weight])
     n = 0 if head.calibration is None else len(head.calibration.scores)
     calibrations = {
         "unseen": f"{n:,} {what} that the network has not seen. False-alarm rates hold, on average over such sets.",
@@ -216,23 +212,11 @@ def _about(detector: Detector, scored: Scored, what: str) -> Html:
         else f"{number(at)} {detector.unit}: what scores above is called surprising.",
         "versions": f"hidden-uncertainty {__version__}, torch {torch.__version__}",
     }
-    head_of = ["term", "what is read", "how it becomes a vector", "scored by", "weight", "where it lies"]
+    head_of = ["term", "what is read", "how it becomes a vector", "scored by", "weight"]
     return joined(
         table("What this report is about", [], facts.items()),
         table("What is read of the network, and by what it is scored", head_of, rows),
     )
-
-
-def _where(detector: Detector, scored: Scored) -> dict[Any, str]:
-    """Where layers lie in the network, for those that would be chosen: the reason for it."""
-    if detector.pixels is not None or scored.first is None or all(t.layer is None for t in detector.terms.values()):
-        return {}
-    output = None if detector.task is None else detector.task.output
-    try:
-        found = choose_layers(detector.model, detector.reader.called(scored.first), output)
-    except (RuntimeError, TypeError, ValueError):  # none can be chosen, and the layers were named
-        return {}
-    return {(choice.layer, choice.read): choice.reason for choice in found}
 
 
 def _reduced(reduction: Any, term: Any) -> str:

@@ -39,7 +39,6 @@ class Scored:
     def __init__(self, name: str, detector: Detector, keep: int) -> None:
         self.name, self.detector, self.keep = name, detector, keep
         self.count, self.labelled = 0, True  # whether all batches had labels of the predictions' shape
-        self.first: Batch | None = None
         self.parts: dict[str, list[Tensor]] = {}
         self.examples: dict[str, list[Example]] = {kind: [] for kind in KINDS}
 
@@ -64,7 +63,6 @@ class Scored:
         return self
 
     def _add(self, batch: Batch, u: Uncertainty) -> None:
-        self.first = self.first or batch[:8]
         label, valid = _labels(self.detector, batch.label, u)
         scores = {"": u.epistemic, **{name: some.epistemic for name, some in u.layers.items()}}
         second = u.aleatoric if u.log_aleatoric is None else u.log_aleatoric
