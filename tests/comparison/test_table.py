@@ -1,6 +1,4 @@
-"""A comparison as text and as a file."""
-
-import json
+"""A comparison as text."""
 
 import pytest
 
@@ -85,20 +83,6 @@ def test_means_of_runs():
         Comparison.mean([Comparison([row("b", "accuracy", 1.0)]), Comparison([])])
     with pytest.raises(ValueError, match="no comparisons to average"):
         Comparison.mean([])
-
-
-def test_files(comparison, tmp_path):
-    path = comparison.save(tmp_path / "new" / "found.json")
-    again = Comparison.load(path)
-    assert again.rows == comparison.rows and again.about == comparison.about and str(again) == str(comparison)
-    before = path.read_bytes()
-    comparison.about["odd"] = {1, 2}
-    with pytest.raises(TypeError):
-        comparison.save(path)
-    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == ["found.json"]
-    path.write_text(json.dumps([1]))
-    with pytest.raises(ValueError, match=r"found.json' is no saved comparison: expected .* 'about' and 'rows'"):
-        Comparison.load(path)
 
 
 def test_bars_in_names_make_no_columns():

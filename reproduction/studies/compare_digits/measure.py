@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
 
 from hidden_uncertainty import baselines
 from hidden_uncertainty.comparison import FORWARD, Comparable, Comparison, compare
@@ -30,6 +34,8 @@ FULL: dict[str, Any] = {
     "rounds": 5,  # of timing
 }
 QUICK: dict[str, Any] = FULL | {"epochs": 3, "members": 2, "rounds": 1}
+MIB = 2**20
+_LEAVES = (type, ModuleType, FunctionType, MethodType, str, bytes)  # objects with nothing of a method's own behind them
 BLOCKS = ("conv1", "conv2", "conv3", "hidden")
 
 
@@ -107,8 +113,9 @@ def _compare(seed: int, settings: Mapping[str, Any]) -> Comparison:
     needed = dict.fromkeys((FORWARD, *compared), each)
     *_, with_dropout, ensemble = compared
     needed |= {with_dropout: last, ensemble: len(networks) * each}
-    trained = {"ood": None, "metric": "train seconds"}
-    found.rows += [{"method": name, **trained, "value": value} for name, value in needed.items()]
+    held = {name: kept_memory(method, networks[0]) for name, method in compared.items()}
+    for metric, values in (("train seconds", needed), ("kept MiB", held)):
+        found.rows += [{"method": name, "ood": None, "metric": metric, "value": values[name]} for name in values]
     return found
 
 
@@ -117,3 +124,33 @@ def _trained(network: Any, data: Digits, seed: int, epochs: int) -> float:
     start = time.perf_counter()
     train(network, data.train.images, data.train.labels, epochs=epochs, seed=seed)
     return time.perf_counter() - start
+
+
+def kept_memory(method: object, network: nn.Module | None = None) -> float:
+    """MiB of the tensors and arrays that can be reached from a method's attributes, and not from the network's."""
+    known = _sizes(network)
+    return sum(size for place, size in _sizes(method).items() if place not in known) / MIB
+
+
+def _sizes(root: object) -> dict[int, int]:
+    """Bytes of every tensor or array that can be reached, by where its memory begins."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, _LEAVES):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            storage = item.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, np.ndarray):
+            found[item.ctypes.data] = item.nbytes
+        elif isinstance(item, Mapping):
+            waiting.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting.extend(item)
+        elif hasattr(item, "__dict__"):
+            waiting.extend(vars(item).values())
+    return found

@@ -1,13 +1,18 @@
 """The comparison on digits: the rough version, its result file and its picture."""
 
+import copy
 import json
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from hidden_uncertainty import Comparison, plots
+from hidden_uncertainty.baselines import NearestNeighbours
 from hidden_uncertainty.comparison import FORWARD
 from reproduction.studies.compare_digits import study
-from reproduction.studies.compare_digits.measure import compare_methods
+from reproduction.studies.compare_digits.measure import MIB, compare_methods, kept_memory
 from reproduction.studies.compare_digits.picture import draw
 
 
@@ -76,3 +81,33 @@ def test_data_without_an_auroc_has_no_marks():
     marks = {line.get_label(): line.get_xydata() for line in ax.lines}
     assert len(marks["a"]) == 0
     assert marks["b"][:, 0].tolist() == [0.75]
+
+
+class Holder:
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+def test_memory_is_counted_once_and_without_the_network():
+    network = nn.Linear(100, 10)
+    other = copy.deepcopy(network)
+    shared = torch.zeros(1000)
+    holder = Holder(
+        network=network,
+        nested={"a": [shared, shared[:10]], "b": (np.zeros(50), Holder(again=shared))},
+        others=[other, other],
+        text="text",
+        call=torch.zeros(7).sum,
+    )
+    holder.itself = holder
+    own = sum(p.numel() for p in network.parameters())
+    assert kept_memory(holder, network) * MIB == pytest.approx(4 * 1000 + 8 * 50 + 4 * own)
+    assert kept_memory(holder) * MIB == pytest.approx(4 * 1000 + 8 * 50 + 8 * own)
+    assert kept_memory(3) == 0.0
+
+
+def test_what_neighbours_keep():
+    network, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), torch.randn(600, 6)
+    found = NearestNeighbours(network, "0", k=3, task="classification").fit([x])
+    # The network's activations on 600 inputs in float32, and their mean in float64.
+    assert kept_memory(found, network) * MIB == pytest.approx(600 * 6 * 4 + 6 * 8)

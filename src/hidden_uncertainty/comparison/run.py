@@ -17,7 +17,7 @@ from ..model.batches import Adapter, batches, dtype_of, require_repeatable, unpa
 from ..model.capture import device_of, lend
 from ..progress import bars, progress_bar
 from ..uncertainty import Uncertainty
-from .measure import detection, errors, hardware, kept_memory, milliseconds, versions
+from .measure import detection, errors, hardware, milliseconds, versions
 from .table import FORWARD, Comparison
 
 TIMED = 512  # inputs, or a few more: whole batches
@@ -58,7 +58,6 @@ def compare(
     `ms per input`        of `predict`, forward passes included, on the first 512 in-distribution inputs in the
                           loader's batches, already in memory; the median of rounds in which methods take turns
     `times forward`       that, in plain forward passes of the network
-    `kept MiB`            tensors that the method holds and the network does not; further networks count
     ====================  =============================================================================================
 
     Args:
@@ -99,7 +98,6 @@ def compare(
                 if train is not None:
                     found[name][None, "fit seconds"] = _fit(method, train, calibration)
                 found[name] |= _score(method, known, ood, counts)
-            found[name][None, "kept MiB"] = kept_memory(method, network)
             bar.advance(method=name)
 
     items, sizes = known.first(TIMED)

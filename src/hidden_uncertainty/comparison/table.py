@@ -1,17 +1,12 @@
-"""What a comparison found: rows, and from them tables and a file."""
+"""What a comparison found: rows, and tables of them."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Self
-
-from ..io import replacing
 
 FORWARD = "forward pass"  # the network alone, a row of its own to compare costs with
 BAR = r"\|"
@@ -48,7 +43,7 @@ OTHER: Part = {
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """What `compare` found. Print it, or turn it into Markdown or a file.
+    """What `compare` found. Print it, or turn it into Markdown; `rows` are ready for JSON or a data frame.
 
     Args:
         rows: flat objects: `method`, `ood` (None for what is not about detection), `metric`, `value`; and, for several
@@ -139,27 +134,6 @@ class Comparison:
             # A bar in a name, as in p(y|x), must not begin another column.
             blocks.append("\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in line)} |" for line in lines))
         return "\n\n".join([*blocks, *_about(self)]) + "\n"
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything as JSON, whole or not at all.
-
-        Args:
-            path: where to; folders are made. An existing file is replaced.
-        """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            content = json.dumps({"about": self.about, "rows": self.rows}, indent=2, ensure_ascii=False)
-            file.write(f"{content}\n".encode())
-        return path
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote."""
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not {"about", "rows"} <= set(content):
-            raise ValueError(f"'{path}' is no saved comparison: expected a JSON object with 'about' and 'rows'.")
-        return cls(content["rows"], content["about"])
 
     def _parts(self) -> Iterator[tuple[Part, list[Column]]]:
         """What is in each table."""
