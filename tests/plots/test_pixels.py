@@ -80,8 +80,8 @@ def test_classes_have_the_colours_of_their_numbers_whatever_is_present() -> None
         assert [[to_hex(colour) for colour in row] for row in shown(panels(figure)[name])] == expected
     assert names(figure) == {"road": palette[0], "sky": palette[1], "car": palette[2], "21": palette[1]}
 
-    figure = plots.plot_maps({}, prediction=prediction, ignore=2, palette=["red", "#00ff00"])
-    assert names(figure) == {"0": "#ff0000", "21": "#00ff00"}
+    figure = plots.plot_maps({}, prediction=prediction, ignore=2)
+    assert names(figure) == {"0": palette[0], "21": palette[1]}
     assert to_hex(shown(figure.axes[0])[0, 1]) == GREY
 
 

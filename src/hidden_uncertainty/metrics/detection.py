@@ -45,16 +45,7 @@ def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def as_scores(values: Values, name: str) -> Tensor:
-    """`values` as a float64 tensor, without gradient; ValueError when it is empty or holds NaN.
-
-    Args:
-        values: anything that `torch.as_tensor` takes.
-        name: what the error calls it.
-
-    Example:
-        >>> as_scores([1, 2], "negative")
-        tensor([1., 2.], dtype=torch.float64)
-    """
+    """Values as a float64 tensor without gradient; an error with their name if there are none or some are NaN."""
     values = to_tensor(values)
     if isinstance(values, Tensor):
         # Apple's GPUs have no float64.

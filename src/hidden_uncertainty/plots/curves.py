@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ def plot_scores(
     *,
     ax: Axes | None = None,
     threshold: float | None = None,
-    height: Literal["density", "peak"] = "density",
     label: str = "epistemic uncertainty (nats)",
 ) -> Axes:
     """Histograms of scores, one per group, as densities.
@@ -36,8 +34,6 @@ def plot_scores(
             stand for its epistemic scores; here also alone, with its threshold.
         ax: where to draw; a new one by default.
         threshold: a score to mark with a line.
-        height: `"density"`, or `"peak"` to scale every group to the same height, which keeps a wide group visible
-            beside a narrow one.
         label: of the horizontal axis.
 
     Example:
@@ -64,8 +60,6 @@ def plot_scores(
     ax = axes(ax)
     for i, (name, values) in enumerate(scores.items()):
         heights, edges = _density(finite[name], len(values), low, high)
-        if height == "peak":
-            heights = heights / (heights.max() or 1.0)
         outside = 1 - ((values >= low) & (values <= high)).mean()
         text = f"{name} ({outside:.0%} outside)" if outside > 2 * _TAIL else name
         colour, dashes = style(i)
@@ -75,7 +69,7 @@ def plot_scores(
         ax.axvline(threshold, color=INK, linewidth=1.2, linestyle="--", label=f"threshold {threshold:.4g}")
     ax.set(xlim=(low, high), xlabel=label)
     ax.set_ylim(bottom=0)
-    ax.set_ylabel("density" if height == "density" else "density, relative to the peak")
+    ax.set_ylabel("density")
     ax.grid(visible=False, axis="x")
     legend(ax, "best")
     return ax

@@ -37,7 +37,6 @@ def plot_maps(
     mask: Values | None = None,
     classes: Sequence[str] | None = None,
     ignore: int | None = 255,
-    palette: Sequence[str] = CLASS_COLOURS,
     tail: float = 0.01,
     columns: int = 4,
 ) -> Figure:
@@ -56,7 +55,6 @@ def plot_maps(
         mask: (H, W), booleans: objects to be found, outlined on the image and on every score.
         classes: names, in the order of their numbers.
         ignore: class that is drawn in grey.
-        palette: colours of classes, in the order of their numbers; used again from the start when there are more.
         tail: share of pixels beyond the colours at either end, in [0, 0.5).
         columns: panels in a row, at most.
 
@@ -90,7 +88,7 @@ def plot_maps(
     limits = _limits(np.concatenate([np.empty(0), *(values.ravel() for values in numbers.values())]), tail)
     groups = [values.ravel() for name, values in answers.items() if name not in numbers]
     present = np.unique(np.concatenate([np.empty(0, int), *groups]))
-    shades = {int(c): _NOTHING if c == ignore else palette[int(c) % len(palette)] for c in present}
+    shades = {int(c): _NOTHING if c == ignore else CLASS_COLOURS[int(c) % len(CLASS_COLOURS)] for c in present}
 
     height, width = next(iter(panels.values())).shape[:2]
     names = dict(enumerate([] if classes is None else classes))
