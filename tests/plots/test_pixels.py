@@ -11,7 +11,6 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -135,24 +134,6 @@ def test_every_form_of_an_image_is_the_same_picture() -> None:
     for grey in (image[0], image[:1]):
         found = shown(plots.plot_maps({}, image=grey).axes[0])
         np.testing.assert_allclose(found, (image[0] / 255)[..., None].expand(5, 7, 3), atol=1e-7)
-
-
-def test_objects_are_outlined_on_the_image_and_the_scores() -> None:
-    mask = torch.zeros(10, 20, dtype=torch.bool)
-    mask[2:5, 4:8] = True
-    mask[9, 19] = True  # at the border
-    maps = {"epistemic": noise(5, 10), "aleatoric": noise(10, 20)}
-    figure = plots.plot_maps(maps, image=noise(10, 20).sigmoid(), prediction=mask.long(), mask=mask)
-    for name, ax in panels(figure).items():
-        outlines = [child for child in ax.get_children() if isinstance(child, QuadContourSet)]
-        assert len(outlines) == (name != "prediction")
-        assert (ax.get_xlim(), ax.get_ylim()) == ((0, 1), (1, 0))
-        for outline in outlines:
-            rings = outline.get_paths()[0].to_polygons(closed_only=False)
-            block, corner = sorted(rings, key=lambda ring: ring.min())
-            np.testing.assert_allclose([*block.min(0), *block.max(0)], [0.2, 0.2, 0.4, 0.5], atol=1e-12)
-            np.testing.assert_allclose([*corner.min(0), *corner.max(0)], [0.95, 0.9, 1.0, 1.0], atol=1e-12)
-    plots.plot_maps(maps, mask=mask & False).draw_without_rendering()
 
 
 @pytest.mark.parametrize(

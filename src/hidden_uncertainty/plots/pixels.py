@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -34,7 +33,6 @@ def plot_maps(
     image: Values | None = None,
     prediction: Values | None = None,
     label: Values | None = None,
-    mask: Values | None = None,
     classes: Sequence[str] | None = None,
     ignore: int | None = 255,
     tail: float = 0.01,
@@ -52,7 +50,6 @@ def plot_maps(
         image: (3, H, W), (H, W, 3) or grey (H, W); bytes, or numbers from 0 to 1.
         prediction: (H, W), classes as integers or numbers as floats.
         label: (H, W), the truth, in the colours of the prediction.
-        mask: (H, W), booleans: objects to be found, outlined on the image and on every score.
         classes: names, in the order of their numbers.
         ignore: class that is drawn in grey.
         tail: share of pixels beyond the colours at either end, in [0, 0.5).
@@ -81,7 +78,6 @@ def plot_maps(
         raise ValueError(f"maps must not be called image, prediction or label, got {', '.join(scores)}.")
     if not panels:
         raise ValueError("there is nothing to draw: give at least one map, an image or a prediction.")
-    outlined = None if mask is None else _map(mask, "mask") > 0
 
     # Prediction and label share their colours, for numbers and for classes.
     numbers = {name: values for name, values in answers.items() if values.dtype.kind == "f"}
@@ -105,8 +101,6 @@ def plot_maps(
         else:
             colours = np.array([to_rgb(shade) for shade in shades.values()])[np.searchsorted(present, values)]
             _show(ax, colours, interpolation="nearest")  # (H, W, 3)
-        if outlined is not None and name not in answers:
-            _outline(ax, outlined)
     return axes[0].figure.figure
 
 
@@ -186,14 +180,3 @@ def _show_numbers(ax: Axes, values: np.ndarray, limits: tuple[float, float], col
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(5, steps=[1, 2, 5, 10])
     bar.ax.tick_params(labelsize=9, color=GREY, labelcolor=INK, length=2.5)
-
-
-def _outline(ax: Axes, mask: np.ndarray) -> None:
-    """A dark line with a bright core, which is visible on every colour."""
-    height, width = mask.shape
-    padded = np.pad(mask.astype(float), 1)  # so that objects at the border are closed
-    x, y = (np.arange(width + 2) - 0.5) / width, (np.arange(height + 2) - 0.5) / height
-    if mask.any():
-        drawn = ax.contour(x, y, padded, levels=[0.5], colors="#00E5FF", linewidths=1.0)
-        drawn.set_path_effects([patheffects.withStroke(linewidth=2.2, foreground="black")])
-        ax.set(xlim=(0, 1), ylim=(1, 0))
