@@ -78,7 +78,7 @@ def in_onnxruntime(made: Mapping[str, Any], folder: Path, threads: int) -> Sides
 
 
 def compiled(made: Mapping[str, Any], folder: Path, threads: int) -> Sides:
-    """As docs/export.md says."""
+    """As `detector.compile()` does it, without what makes an `Uncertainty` of tensors."""
     sides: Sides = {}
     for name, program in made.items():
         work = partial(torch._inductor.aoti_compile_and_package, program, inductor_configs=FREEZE)

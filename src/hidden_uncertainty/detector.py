@@ -15,6 +15,7 @@ from torch import nn
 
 from . import io
 from .abilities import require
+from .exporting import Compiled
 from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
 from .fitting import State, check_features, check_state, fit_data, fit_loader, gather, recalibrate, work
 from .model.batches import Adapter, Batch
@@ -297,6 +298,13 @@ class Detector(Decisions):
                 if self._state is before:  # else another thread has calibrated meanwhile: its scores count
                     self._state = after
                     return after.threshold
+
+    def compile(self) -> Compiled:
+        """A scorer that runs network and uncertainty as one compiled graph: for services that score few inputs at once.
+
+        It needs a C++ compiler, and compiles at its first call, for inputs of that call's size in any number.
+        """
+        return Compiled(self)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what was fitted; the model stays where it is."""

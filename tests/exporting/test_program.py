@@ -241,6 +241,8 @@ def test_what_cannot_be_exported_says_so(trained, data, fit, monkeypatch, tmp_pa
     for method in (ensemble, baselines.MCDropout(trained), baselines.NearestNeighbours(trained, "hidden")):
         with pytest.raises(NotImplementedError, match=f"^{type(method).__name__} cannot be one graph"):
             export(method, x)
+        with pytest.raises(NotImplementedError, match="cannot be one graph"):
+            method.compile()
     flow = LatentDensity(trained, "hidden", ConditionalFlow(max_epochs=1, hidden=(4,)), task="classification")
     with pytest.warns(UserWarning, match="did not converge"):
         flow.fit(data["train"])

@@ -1,5 +1,5 @@
-"""A detector as one graph with its network."""
+"""A detector as one graph with its network: `export` for other runtimes, `Compiled` for this process."""
 
-from .program import export
+from .program import Compiled, export
 
-__all__ = ["export"]
+__all__ = ["Compiled", "export"]

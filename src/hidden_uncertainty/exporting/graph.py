@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
 from ..scoring.terms import Scores
 
+Coverage = float | Literal["spread"] | None
 WIDTH = 128  # columns of each Gaussian in a block: wider ones multiply more zeros, narrower ones are more nodes
 
 
@@ -35,10 +36,11 @@ class Graph(nn.Module):
 
     It owns copies: of what was fitted, laid out for one product at a time; and of the network's modules, around the
     network's own tensors, so that neither tracing it nor a failure of that touches the user's network. The tensors of
-    `batch` are its inputs; all else in it is a part of the graph. A `coverage` of None leaves intervals out.
+    `batch` are its inputs; all else in it is a part of the graph. A `coverage` of `"spread"` gives what the widths of
+    intervals are multiples of; None leaves intervals out.
     """
 
-    def __init__(self, reader: Extractor, fitted: Fitted, coverage: float | None, batch: Batch) -> None:
+    def __init__(self, reader: Extractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
         super().__init__()
         self.model = copy_modules(reader.model)
         self.head = copy.deepcopy(fitted.head).to(device_of(reader.model) or "cpu")
@@ -54,8 +56,8 @@ class Graph(nn.Module):
         combination = self.head.combination
         self.tails = Tails(combination) if combination.tails else None
         term = self.head.terms[self.head.leading]
-        told = coverage is not None and not self.task.discrete
-        self.reach = term.conformal.covering(coverage) if told and term.conformal is not None else None  # type: ignore[arg-type]
+        self.coverage = None if self.task.discrete or term.conformal is None else coverage
+        self.reach = term.conformal.covering(coverage) if isinstance(self.coverage, float) else None  # type: ignore[union-attr,arg-type]
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         """All that is known of a batch, by name."""
@@ -84,8 +86,8 @@ class Graph(nn.Module):
             found["p_value"] = head.calibration.p_value(epistemic)
         if self.threshold is not None:
             found["surprising"] = ~(epistemic.double() <= self.threshold)
-        if self.reach is not None:
-            found |= self._interval(prediction, leading, unusable, self.reach)
+        if self.coverage is not None:
+            found |= self._interval(prediction, leading, unusable)
         if unusable.dim() == 1:
             told = head.terms[head.leading].method.probabilities(z[head.leading], prediction.value)
             found |= {} if told is None else {"probabilities": filled(told, unusable, math.nan)}
@@ -156,12 +158,14 @@ class Graph(nn.Module):
             return Scores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
         return method.score(z, value.flatten() if value.dim() == 3 else value)
 
-    def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor, reach: float) -> dict[str, Tensor]:
+    def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
         """As `Fitted.interval`."""
         value, term = prediction.value, self.head.terms[self.head.leading]
         unit = unit_of(term.spread, Rows(prediction, {}), scores)  # type: ignore[arg-type]
+        if self.reach is None:
+            return {} if unit is None else {"spread": filled(unit.reshape(value.shape), unusable, math.nan)}
         width = torch.ones_like(value) if unit is None else unit.reshape(value.shape)
-        half = filled(reach * width, unusable, math.nan)
+        half = filled(self.reach * width, unusable, math.nan)
         half = half + 4 * torch.finfo(value.dtype).eps * (value.abs() + half)
         return {"lower": value - half, "upper": value + half}
 
@@ -169,7 +173,7 @@ class Graph(nn.Module):
 class PixelGraph(Graph):
     """The same for every pixel: scores are maps (n, H, W)."""
 
-    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: float | None, batch: Batch) -> None:
+    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
         super().__init__(reader, fitted, coverage, batch)
         self.pixels, self.grid_of = reader.pixels, reader.grid_of
 

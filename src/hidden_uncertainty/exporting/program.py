@@ -1,4 +1,4 @@
-"""`export`: the network and its uncertainty as one graph, for torch and ONNX runtimes."""
+"""`export` and `Compiled`: the network and its uncertainty as one graph, for torch, ONNX runtimes or this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import warnings
 from collections.abc import Mapping
 from os import PathLike
@@ -28,7 +29,7 @@ from ..notes import note
 from ..scoring.fitted import Fitted
 from ..uncertainty import Uncertainty
 from ..version import __version__
-from .graph import Graph, PixelGraph
+from .graph import Coverage, Graph, PixelGraph
 
 NEEDED = "pip install 'hidden-uncertainty[onnx]'"
 CLOSE = 1e-3  # of a score: what a file may differ by from the detector, with which it shares no kernel
@@ -72,7 +73,65 @@ def export(
     return program
 
 
-def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: float | None) -> torch.export.ExportedProgram:
+class Compiled:
+    """A scorer of one detector, made by `Detector.compile`; it gives what the detector gives, without its layers.
+
+    It is compiled at the first call, which takes from seconds to minutes, for inputs of that size in any number. What
+    the detector learns later, and a threshold that is set later, it does not know.
+    """
+
+    def __init__(self, detector: Any) -> None:
+        require(detector, "export")
+        self._detector, self._fitted = detector, detector._fitted()  # as it is now
+        self._run: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
+        """Score inputs, as the detector does."""
+        batch = self._detector.reader.called(*args, **kwargs)
+        with self._lock:
+            self._run = self._run or self._make(batch)
+        expected, given = _told(self._known, batch.size), _told(batch, batch.size)
+        if given != expected:  # the code would not notice, and read beyond their memory
+            raise ValueError(
+                f"this scorer was compiled for {expected}; got {given}. Inputs of another size or type need a scorer "
+                "of their own: detector.compile()."
+            )
+        with torch.no_grad():
+            found = self._run(*_tensors_of(batch))
+        found.pop("surprising", None)
+        return Uncertainty(threshold=self._fitted.threshold, **found)
+
+    def _make(self, batch: Batch) -> Any:
+        self._known = batch[:0].clone()  # with no row of what has one per input
+        program = _traced(self._detector, self._fitted, batch, "spread")
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            path, settings = str(Path(folder) / "graph.pt2"), {"freezing": True}
+            try:
+                made = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+            except Exception as error:
+                raise RuntimeError(
+                    f"torch could not compile the graph. {_first_line(error)} compile() needs a C++ compiler such as "
+                    "g++; export needs none."
+                ) from error
+            return torch._inductor.aoti_load_package(made)
+
+
+def _told(batch: Batch, size: int) -> str:
+    """All inputs in words, those without rows as if they had `size` of them."""
+    found = []
+    for name, value in (*enumerate(batch.args), *batch.kwargs.items()):
+        for part in leaves(value):
+            text = repr(part)
+            if isinstance(part, Tensor):
+                shape = (size, *part.shape[1:]) if part.shape[:1] == (0,) else tuple(part.shape)
+                text = f"{part.dtype} {shape} on {part.device}"
+            found.append(f"{name}={text}" if isinstance(name, str) else text)
+    return ", ".join(found)
+
+
+def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
     """The graph of a detector, traced with a batch."""
     reader = detector.reader
     if not isinstance(reader, Extractor):
