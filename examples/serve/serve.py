@@ -203,12 +203,12 @@ class Metrics:
         self.counts[name][bisect_left(self.steps[name], value)] += 1
         self.sums[name] += value
 
-    def text(self, waiting: int, watcher: Any) -> str:
-        """All of it, and the state of a monitor if there is one, as Prometheus reads it."""
+    def text(self, waiting: int) -> str:
+        """All of it, as Prometheus reads it."""
         found: list[str] = []
 
-        def add(name: str, kind: str, text: str, values: Mapping[str, float], of: str = "serve") -> None:
-            name = f"hidden_uncertainty_{of}_{name}"
+        def add(name: str, kind: str, text: str, values: Mapping[str, float]) -> None:
+            name = f"hidden_uncertainty_serve_{name}"
             found.extend([f"# HELP {name} {text}", f"# TYPE {name} {kind}"])
             found.extend(f"{name}{label} {value:.10g}" for label, value in values.items())
 
@@ -224,14 +224,6 @@ class Metrics:
                 total += count
                 values[f'_bucket{{le="{end}"}}'] = total
             add(name, "histogram", text, values | {"_sum": self.sums[name], "_count": total})
-        if watcher is not None:
-            for name, kind, text, value in (
-                ("inputs_total", "counter", "Inputs seen.", watcher.inputs),
-                ("evidence", "gauge", "Evidence of drift, 1 at the start.", watcher.evidence),
-                ("alarm_evidence", "gauge", "Evidence at which there is an alarm.", 1 / watcher.false_alarm),
-                ("drifted", "gauge", "1 since there was an alarm, else 0.", int(watcher.drifted)),
-            ):
-                add(name, kind, text, {"": value}, of="monitor")
         return "\n".join(found) + "\n"
 
 
@@ -444,7 +436,8 @@ def create(path: str, limits: Limits | None = None, *, monitor: str | None = Non
     @app.get("/metrics")
     async def show() -> Response:
         await batcher.watch()
-        return Response(metrics.text(batcher.waiting, watcher), media_type="text/plain; version=0.0.4")
+        text = metrics.text(batcher.waiting) + (watcher.metrics() if watcher is not None else "")
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     return app
 

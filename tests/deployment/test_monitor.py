@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 
 import numpy as np
 import pytest
@@ -349,3 +350,20 @@ def test_one_note_at_the_alarm(caplog):
             monitor.update(part)
     (record,) = caplog.records
     assert f"seen after {monitor.alarm:,}" in record.message and "1.00% of all streams" in record.message
+
+
+def test_metrics(tmp_path):
+    monitor = Monitor(normal(200))
+    path = tmp_path / "drift.prom"
+    monitor.write_metrics(path)
+    before = path.read_text()
+    monitor.update(normal(100, seed=1) + 2)
+    monitor.write_metrics(path, model='a "b"', place="x\\y")
+    assert before != path.read_text() == monitor.metrics(model='a "b"', place="x\\y")
+    assert [file.name for file in tmp_path.iterdir()] == ["drift.prom"]
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    form = r'hidden_uncertainty_monitor_(\w+)\{model="a \\"b\\"",place="x\\\\y"\} (\S+)'
+    values = {found[1]: float(found[2]) for found in (re.fullmatch(form, line) for line in lines)}
+    assert values["inputs_total"] == 100 and values["drifted"] == 1 and values["alarm_evidence"] == 100
+    assert values["evidence"] == pytest.approx(monitor.evidence)
+    assert path.read_text().endswith("\n") and path.read_text().count("# TYPE") == len(lines) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from hashlib import blake2b
 from os import PathLike
@@ -171,6 +172,31 @@ class Monitor:
             monitor._random = torch.Generator("cpu")
             monitor._random.set_state(tensors["random"])
         return monitor
+
+    def metrics(self, **labels: str) -> str:
+        """The state as Prometheus reads it, with labels such as `model="digits"`.
+
+        Example:
+            >>> print(Monitor(torch.arange(99.0)).metrics(model="digits").splitlines()[2])
+            hidden_uncertainty_monitor_inputs_total{model="digits"} 0
+        """
+        quoted = [f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items()]
+        lines = []
+        for name, (kind, text, value) in {
+            "inputs_total": ("counter", "Inputs seen.", self.inputs),
+            "evidence": ("gauge", "Evidence of drift, 1 at the start.", self.evidence),
+            "alarm_evidence": ("gauge", "Evidence at which there is an alarm.", 1 / self.false_alarm),
+            "drifted": ("gauge", "1 since there was an alarm, else 0.", int(self.drifted)),
+        }.items():
+            name = f"hidden_uncertainty_monitor_{name}"
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            lines.append(f"{name}{'{' + ','.join(quoted) + '}' if quoted else ''} {value:.10g}")
+        return "\n".join(lines) + "\n"
+
+    def write_metrics(self, path: str | PathLike[str], **labels: str) -> None:
+        """Write `metrics` to a file in one step, such as a `.prom` for the textfile collector of the node exporter."""
+        with io.replacing(path) as file:
+            file.write(self.metrics(**labels).encode())
 
     def __repr__(self) -> str:
         state = f"drifted after about {self.since:,}, seen after {self.alarm:,}" if self.drifted else "no drift seen"
