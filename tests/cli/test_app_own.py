@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import re
 import shlex
@@ -108,7 +109,7 @@ def test_the_page(place: Path) -> None:
 
 
 def test_scores_are_those_of_the_library(place: Path) -> None:
-    names = {path.suffix: path for path in map(Path, ("s.csv", "s.parquet"))}
+    names = {path.suffix: path for path in map(Path, ("s.csv", "s.jsonl", "s.parquet"))}
     for path in names.values():
         result = call(*SCORE, "--data", "photos/new", "--out", str(path), "--batch", "7")
         assert result.exit_code == 0, result.output
@@ -127,6 +128,8 @@ def test_scores_are_those_of_the_library(place: Path) -> None:
     for name in ("prediction", "epistemic", "aleatoric", "p_value", "surprising"):
         np.testing.assert_allclose(frame[name], u.numpy()[name], rtol=2e-4, atol=1e-4)
     pandas.testing.assert_frame_equal(pandas.read_parquet("s.parquet"), frame, check_dtype=False)
+    lines = [json.loads(line) for line in Path("s.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == frame.to_dict("records")
     alarms = [
         sum(row["surprising"] == "True" for row in table(call(*SCORE, "--data", "photos/new", *more).stdout))
         for more in ([], ["--false-alarm", "0.3"])
@@ -315,7 +318,7 @@ def test_networks_and_weights_that_are_not_as_expected(place: Path) -> None:
     ("arguments", "expected"),
     [
         (["score", *NET], "--data"),
-        ([*SCORE, "--data", "photos/new", "--out", "scores.txt"], ".parquet"),
+        ([*SCORE, "--data", "photos/new", "--out", "scores.txt"], ".jsonl"),
         ([*SCORE, "--data", "photos/new", "--mean", "1,2"], "three"),
         (["fit", *NET, "--data", "photos/train", "--out", "a"], "--holdout"),
         ([*fit("a", "b"), "--task", "guessing"], "guessing"),

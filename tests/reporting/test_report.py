@@ -100,6 +100,7 @@ def path(known: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
         data.test.batches(100),
         tmp_path_factory.mktemp("report") / "report.html",
         outliers=dict(zip(OUTLIERS, (data.left_out.batches(), known["rotated"]), strict=True)),
+        train=data.train.batches(),
         names=[f"{i}{HOSTILE}" for i in range(len(data.test))],
         title=f"Digits {HOSTILE}",
     )
@@ -173,7 +174,7 @@ def test_errors_probabilities_and_p_values(known: dict[str, Any], path: Path) ->
     assert shown == pytest.approx(u.p_value[np.array(places, int)].tolist(), abs=1e-4)
 
 
-def test_the_inputs_at_the_ends(known: dict[str, Any], path: Path) -> None:
+def test_inputs_and_their_nearest(known: dict[str, Any], path: Path) -> None:
     page, data, detector = Page(path), known["data"], known["detector"]
     u = detector.predict(data.test.batches(100))
     pictures = [found for name, found in page.tags if name == "img"]
@@ -183,6 +184,20 @@ def test_the_inputs_at_the_ends(known: dict[str, Any], path: Path) -> None:
     for kind, top in ends.items():
         own = [alt for alt in alts if alt.startswith(f"Most {kind}")]
         assert [int(re.search(r": (\d+)<", alt)[1]) for alt in own] == top.indices.tolist()
+    features, queries = (detector.extract(part.batches()).z["output"] for part in (data.train, data.test))
+    distances = np.linalg.norm(queries[int(u.epistemic.argmax())].numpy() - features.numpy(), axis=1)
+    first = alts.index(f"Most surprising (in distribution): {int(u.epistemic.argmax())}{HOSTILE}")
+    near = [int(alt.split()[2].strip(",")) for alt in alts[first + 1 : first + 4]]
+    assert near == np.argsort(distances)[:3].tolist()
+
+    given = report(
+        detector, [data.test.images], path.with_name("features.html"), train=detector.extract([data.train.images])
+    )
+    assert f"number {near[0]:,} (" in Page(given).text and 'alt="training input' not in given.read_text(
+        encoding="utf-8"
+    )
+    alone = report(detector, [data.test.images], path.with_name("alone.html"))
+    assert "nearest" not in Page(alone).text
 
 
 def test_pictures_are_those_of_the_inputs(known: dict[str, Any], path: Path) -> None:
@@ -246,7 +261,7 @@ def test_pixels(outputs: int, tmp_path: Path) -> None:
         detector = NearestNeighbours(net, "second", task=task, pixels=pixels)
     detector.fit([(x[:10], y[:10])], calibration=[(x[10:40], y[10:40])])
     detector.threshold(0.1)
-    page = Page(report(detector, [(x[40:50], y[40:50]), (x[50:], y[50:])], tmp_path / "pixels.html"))
+    page = Page(report(detector, [(x[40:50], y[40:50]), (x[50:], y[50:])], tmp_path / "pixels.html", train=[x[:10]]))
     u, valid = detector(x[40:]), detector.pixels.valid(y[40:])
     alarms = [float(one[which].double().mean()) > 0.01 for one, which in zip(u.surprising, valid, strict=True)]
     assert percents(page.rows("The rate of false alarms")["set in the detector"][2])[0] == pytest.approx(
@@ -254,6 +269,7 @@ def test_pixels(outputs: int, tmp_path: Path) -> None:
     )
     panels = [found["alt"] for name, found in page.tags if name == "img"]
     assert sum(alt.startswith("epistemic") for alt in panels) == (9 if outputs > 1 else 6)
+    assert "Nearest training inputs are told for whole inputs only" in page.text
     if outputs > 1:
         right = float((u.prediction == y[40:])[valid].double().mean())
         assert page.rows("Accuracy of what is left")["epistemic uncertainty"][0] == f"{100 * right:.1f} %"
@@ -272,8 +288,8 @@ def test_what_does_not_apply_is_left_out(tmp_path: Path) -> None:
         assert sentence in page.text
     assert page.rows("Most surprising")["input"] == ["predicted", "score"]
     several = DeepEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(35, 4)) for _ in range(2)], task="classification")
-    page = Page(report(several, [x], tmp_path / "ensemble.html"))
-    assert "There are no thresholds" in page.text
+    page = Page(report(several, [x], tmp_path / "ensemble.html", train=[x]))
+    assert "Nearest training inputs are told for whole inputs only" in page.text
 
 
 def test_several_labels_and_inputs_that_break_the_network(tmp_path: Path) -> None:
@@ -358,6 +374,7 @@ def test_a_thousand_photographs_stay_small(tmp_path: Path) -> None:
         x.split(250),
         tmp_path / "large.html",
         outliers={f"set {i}": [x[:100] ** 2] for i in range(3)},
+        train=[x],
     )
     assert file.stat().st_size < 2_000_000
 
@@ -377,7 +394,7 @@ def test_in_a_browser(path: Path, tmp_path: Path) -> None:
         run = driver.execute_script
         find = lambda what: driver.find_element(By.CSS_SELECTOR, what)  # noqa: E731
         assert driver.title == f"Digits {HOSTILE}"  # as text: nothing ran
-        assert run("return [...document.images].length > 20 && [...document.images].every(i => i.naturalWidth > 0)")
+        assert run("return [...document.images].length > 60 && [...document.images].every(i => i.naturalWidth > 0)")
         assert run(
             "return [...document.querySelectorAll('.chart')].every(c => c.querySelector('svg path, svg circle'))"
         )

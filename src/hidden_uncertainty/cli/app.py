@@ -114,7 +114,7 @@ def fit(
 def score(
     given: Given,
     detector: Path = DETECTOR,
-    out: Path | None = _out("A .csv or .parquet file. Default: CSV to stdout.", None),
+    out: Path | None = _out("A .csv, .jsonl or .parquet file. Default: CSV to stdout.", None),
     false_alarm: float | None = option("Another rate than that of the fit."),
     fail_on_surprising: bool = option("Exit code 3 if any input is surprising.", False, ("--fail-on-surprising",)),
 ) -> None:
@@ -154,6 +154,7 @@ def report(
     detector: Path = DETECTOR,
     out: Path = _out("The page to write, such as report.html."),
     outliers: list[str] = option("Data that should be surprising; may be given several times.", []),
+    train: str | None = option("What the network was trained on, to compare with."),
 ) -> None:
     """Write one HTML page about a detector, with unseen data of the kind that it was fitted to.
 
@@ -165,10 +166,11 @@ def report(
     loaded = _load(given, detector)
     data = read(given, given.data, loaded.model)
     others = {name: read(given, name, loaded.model) for name in outliers}
+    before = None if train is None else read(given, train, loaded.model)
     sets = {"in distribution": data, **others}
     names = {key: own for key, one in sets.items() if (own := [name for some, _ in one.named() for name in some or ()])}
     made = import_module("..reporting", __package__).report(
-        loaded, data, out, outliers=others, names=names, classes=given.classes
+        loaded, data, out, outliers=others, train=before, names=names, classes=given.classes
     )
     typer.echo(f"written: {made}")
 

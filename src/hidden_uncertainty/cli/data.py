@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +31,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 LABELS = ("y", "label", "labels")
 MOST = 1 << 26  # pixels that an image is resized to
 SHOWN = ("prediction", "epistemic", "aleatoric", "p_value", "surprising")
-FORMATS = (".csv", ".parquet")
+FORMATS = (".csv", ".jsonl", ".parquet")
 Columns = dict[str, list[Any]]
 
 
@@ -276,7 +278,7 @@ def write(detector: Detector, data: Data, classes: Sequence[str] | None, out: Pa
             pandas.concat([*map(pandas.DataFrame, known)]).to_parquet(file, index=False)
         else:
             text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-            _write_csv(found, text)
+            (_write_csv if out.suffix == ".csv" else _write_lines)(found, text)
             text.detach()
     return surprising
 
@@ -308,3 +310,12 @@ def _write_csv(found: Iterable[Columns], file: IO[str]) -> None:
             writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
         file.flush()
+
+
+def _write_lines(found: Iterable[Columns], file: IO[str]) -> None:
+    for columns in found:
+        for row in zip(*columns.values(), strict=True):
+            cells = zip(columns, row, strict=True)
+            known = {name: None if cell != cell or cell in (math.inf, -math.inf) else cell for name, cell in cells}
+            file.write(f"{json.dumps(known)}\n")
+    file.flush()

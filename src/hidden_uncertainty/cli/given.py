@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     Listed = str | None
 
-INPUTS = ("data", "weights", "detector", "unseen")  # which no command replaces
+INPUTS = ("data", "weights", "detector", "unseen", "train")  # which no command replaces
 NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training runs keep weights
 EXPECTED = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # their text says enough, without their name
 OPTIONS = {"layers(model, example)": "hidden-uncertainty layers", "calibration=": "--unseen"}  # as messages call them

@@ -18,6 +18,7 @@ from matplotlib.colors import to_rgb
 from torch import Tensor
 
 from ..detector import Detector
+from ..extract import Extractor, Features
 from ..io import replacing
 from ..plots.pixels import CLASS_COLOURS
 from ..plots.style import COLOURS
@@ -26,7 +27,7 @@ from ..scoring.bayes import DensityMethod
 from ..version import __version__
 from . import numbers
 from .markup import Block, Html, fill, joined, left_out, number, percent, picture, table, tag
-from .scored import KINDS, Example, Scored
+from .scored import KINDS, Example, Near, Scored, nearest
 
 KEEP, KEEP_MAPS = 6, 3  # inputs of each kind that are shown
 DARK = ("#5AB4F0", "#FF8F45", "#2FC99B", "#E7A2CC", "#9AD3F5", "#F2B632", "#E8E8E8")  # COLOURS on a dark page
@@ -53,6 +54,7 @@ def report(
     path: str | PathLike[str],
     *,
     outliers: Mapping[str, Iterable[Any]] | None = None,
+    train: Features | Iterable[Any] | None = None,
     names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     classes: Sequence[str] | None = None,
     title: str | None = None,
@@ -68,6 +70,8 @@ def report(
         loader: inputs like the training data, but not from it; with labels for accuracy, probabilities and intervals.
         path: the file to write, in a folder that exists; it is replaced in one step.
         outliers: inputs that should be noticed, by name.
+        train: training data, or features of them that `detector.extract` gave, to show the nearest of them. Pictures of
+            them are then in the page.
         names: what to call the inputs of `loader`, in its order; or such names of any set, with those of `loader` under
             "in distribution".
         classes: what to call the classes, in the network's order.
@@ -119,7 +123,7 @@ def report(
             "what": what,
             "key": _key(found[0], sets, threshold, what),
             "fitted": _about(detector, what),
-            "inputs": _inputs(detector, sets, called, classes),
+            "inputs": _inputs(detector, sets, called, classes, train),
             "version": __version__,
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
@@ -234,22 +238,31 @@ def _inputs(
     sets: Sequence[Scored],
     names: Mapping[str, Sequence[str]],
     classes: Sequence[str] | None,
+    train: Any,
 ) -> Html:
     """The inputs at the ends of the scores; of outliers, those that look most familiar."""
     groups = [(sets[0], kind, *TITLES[kind]) for kind in KINDS if sets[0].examples[kind]]
     missed = "They resemble the training data most. Those whose score is below the threshold are missed."
     groups += [(one, "familiar", f"Outliers that are hardest to notice: {one.name}", missed) for one in sets[1:]]
     shown = [example for scored, kind, *_ in groups for example in scored.examples[kind]]
+    close: dict[int, list[Near]] = {}
     parts: list[Html] = []
     if not sets[0].examples["ambiguous"]:
         parts.append(left_out("This method tells no aleatoric score, so there are no most ambiguous inputs."))
-    panels = 4 if detector.pixels is not None else 1
+    if train is not None and (detector.pixels is not None or not isinstance(detector.reader, Extractor)):
+        parts.append(left_out("Nearest training inputs are told for whole inputs only, by methods that read vectors."))
+    elif train is not None:
+        layer = ([name for name, term in detector.terms.items() if term.layer is not None] or detector.layers)[-1]
+        close = nearest(detector, train, layer, shown)
+        text = f"The nearest training inputs are those whose vectors of “{layer}” are closest, by Euclidean distance."
+        parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
+    panels = 1 if detector.pixels is None and not close else 4
     side = int(math.sqrt(ROOM / 3 / max(1, len(shown) * panels)))
     side = min(160 if detector.pixels is not None else 64, max(24, side))
     for scored, kind, title, text in groups:
         own, of = names.get(scored.name), f" ({scored.name})" * (scored is sets[0])
         parts += [tag("h3", title), tag("p", text)]
-        parts.append(_examples(detector, scored.examples[kind], own, classes, side, title + of))
+        parts.append(_examples(detector, scored.examples[kind], own, classes, close, side, title + of))
     return joined(*parts)
 
 
@@ -258,6 +271,7 @@ def _examples(
     examples: list[Example],
     names: Sequence[str] | None,
     classes: Sequence[str] | None,
+    close: Mapping[int, Sequence[Near]],
     side: int,
     title: str,
 ) -> Html:
@@ -266,7 +280,9 @@ def _examples(
     rows, items = [], []
     for example in examples:
         called = f"number {example.place:,}" if names is None else str(names[example.place])
-        facts, x = _facts(detector, example, classes), example.input
+        facts, x, near = _facts(detector, example, classes), example.input, close.get(id(example), ())
+        if near:
+            facts["nearest in training"] = ", ".join(f"number {i:,} ({number(d)} away)" for d, i, _ in near)
         if not pictures or x is None:
             rest = "" if x is None or len(x) <= SHOWN else f", … ({len(x):,} in all)"
             facts |= {} if x is None else {"values": ", ".join(map(number, x[:SHOWN].tolist())) + rest}
@@ -275,7 +291,8 @@ def _examples(
         image = picture(x, side, f"{title}: {called}")
         image = image if detector.pixels is None else _maps(detector, example.u, image, side, called)
         lines = [joined(tag("br"), f"{name}: {value}") for name, value in facts.items()]
-        items.append(tag("li", image, tag("strong", called), *lines))
+        few = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in near if x is not None]
+        items.append(tag("li", image, tag("strong", called), *lines, tag("div", *few, class_="near")))
     if pictures:
         return tag("ul", *items, class_="pictures" if detector.pixels is None else "pictures maps")
     return table(title, ["input", *facts], rows)

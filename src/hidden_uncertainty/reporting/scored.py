@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..detector import Detector
+from ..extract import Features
 from ..extract.pixel_extractor import label_maps
 from ..model.batches import Batch, leaves
 from ..model.tasks import whole_labels
@@ -18,7 +19,9 @@ from ..uncertainty import Uncertainty
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95)  # of intervals
 DRAWN = 1000  # pixels of an image, evenly over it, that accuracy and errors are told of
+NEAREST = 3
 KINDS = ("surprising", "ambiguous", "familiar")
+Near = tuple[float, int, Tensor | None]  # distance, number, and the input where it is known
 
 
 class Example(NamedTuple):
@@ -30,7 +33,13 @@ class Example(NamedTuple):
     score: float  # of the whole input, also where `u` holds maps; so is the p-value
     p_value: float | None
     label: Tensor | None
-    input: Tensor | None
+    batch: Batch  # of it alone
+
+    @property
+    def input(self) -> Tensor | None:
+        """What can be shown of it."""
+        shown = _shown(self.batch)
+        return None if shown is None else shown[0]
 
 
 class Scored:
@@ -87,7 +96,7 @@ class Scored:
         return torch.stack([pixels.image_score(one[which]) for one, which in zip(scores, valid, strict=True)])
 
     def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any) -> None:
-        score, p, inputs = found["score "], found.get("p_value"), _shown(batch)
+        score, p = found["score "], found.get("p_value")
         for kind, rank in zip(KINDS, (score, found.get("ambiguity"), -score), strict=True):
             if rank is None:
                 continue
@@ -97,19 +106,43 @@ class Scored:
             for i in rank.topk(min(self.keep, len(u))).indices.tolist():
                 if worst is not None and rank[i] <= worst:
                     break
-                told = float(score[i]), None if p is None else float(p[i]), _row(label, i), _row(inputs, i)
-                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told)]
+                told = float(score[i]), None if p is None else float(p[i]), None if label is None else label[i].clone()
+                one = batch[i : i + 1].clone()  # the loader may use its memory again
+                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told, one)]
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
+
+
+def nearest(
+    detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]
+) -> dict[int, list[Near]]:
+    """The training inputs closest to each example, by its id."""
+    fitted, start = detector._fitted(), 0
+    found: dict[int, list[Near]] = {id(example): [] for example in examples}
+
+    def vectors(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for batch in detector.reader.batches(loader, what):
+            yield next(detector._reading(batch, fitted).rows(layer)).z, _shown(batch)
+
+    queries = torch.cat([z.cpu().double() for z, _ in vectors([example.batch for example in examples], "comparing")])
+    if isinstance(train, Features):
+        train.require([layer], {layer: fitted.head.reductions[layer]})
+        parts: Iterable[tuple[Tensor, Tensor | None]] = ((z, None) for z in train.z[layer].split(1 << 12))
+    else:
+        parts = vectors(train, "comparing with training data")
+    for z, inputs in parts:
+        best = torch.cdist(queries, z.cpu().double()).topk(min(NEAREST, len(z)), largest=False)
+        for example, values, places in zip(examples, best.values.tolist(), best.indices.tolist(), strict=True):
+            shown = [None if inputs is None else inputs[i].cpu().clone() for i in places]
+            new = [(d, start + i, x) for d, i, x in zip(values, places, shown, strict=True)]
+            found[id(example)] = heapq.nsmallest(NEAREST, [*found[id(example)], *new], key=lambda one: one[0])
+        start += len(z)
+    return found
 
 
 def _shown(batch: Batch) -> Tensor | None:
     """The inputs, where they are images (n, c, h, w) or rows of numbers (n, d)."""
     first = next(leaves((batch.args, batch.kwargs), Tensor))
     return first if first.dim() == 2 or (first.dim() == 4 and first.shape[1] in (1, 3, 4)) else None
-
-
-def _row(values: Tensor | None, i: int) -> Tensor | None:
-    return None if values is None else values[i].cpu().clone()  # the loader may use its memory again
 
 
 def _labels(detector: Detector, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:
