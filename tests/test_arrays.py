@@ -213,7 +213,6 @@ def test_pictures_take_results():
         (plots.plot_scores, {"a": u.layers["fc.1"]}, {"a": u.layers["fc.1"].epistemic}),
         (plots.plot_roc, {"a": (u, far)}, {"a": (u.epistemic, far.epistemic)}),
         (plots.plot_accuracy_rejection, {"a": (u, right)}, {"a": (u.epistemic, right)}),
-        (plots.plot_sparsification, {"a": (u, [0.5, 1.0])}, {"a": (u.epistemic, [0.5, 1.0])}),
     ]:
         (lines, patches), (expected, others) = drawn(draw(results)), drawn(draw(scores))
         assert lines == expected

@@ -4,7 +4,7 @@ Every function draws on the Axes it is given, or on a new one, and returns it; t
 Figure. Nothing goes through pyplot, so no global state changes and no screen is needed.
 """
 
-from .curves import plot_accuracy_rejection, plot_roc, plot_scores, plot_sparsification
+from .curves import plot_accuracy_rejection, plot_roc, plot_scores
 from .pixels import plot_maps
 from .style import dress, save
 
@@ -14,6 +14,5 @@ __all__ = [
     "plot_maps",
     "plot_roc",
     "plot_scores",
-    "plot_sparsification",
     "save",
 ]

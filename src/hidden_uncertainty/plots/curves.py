@@ -1,11 +1,10 @@
-"""Distributions of scores; ROC curves; what is left when the uncertain go."""
+"""Distributions of scores; ROC curves; accuracy when the uncertain are rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 
 from .. import metrics
@@ -128,47 +127,6 @@ def plot_accuracy_rejection(groups: Mapping[str, tuple[Scores, Values]], *, ax: 
     ax.set(xlim=(-0.02, 1.02), ylim=(bottom - room * height, 1 + 0.05 * height))
     ax.set(xlabel="share of inputs kept", ylabel="accuracy of the kept")
     legend(ax, "lower left", title="AURC (lower is better)")
-    return ax
-
-
-def plot_sparsification(groups: Mapping[str, tuple[Scores, Values]], *, ax: Axes | None = None) -> Axes:
-    """Error of the rest against the share removed, the most uncertain first, with AUSE in the legend.
-
-    Errors are relative to that of all inputs. The oracle, which removes the largest errors first, is dotted: once in
-    grey when all methods have the same errors, else in each one's colour. Drawn until 1 % of the inputs is left: below
-    that a handful of inputs decides.
-
-    Args:
-        groups: uncertainty and error, by name.
-        ax: where to draw; a new one by default.
-
-    Example:
-        >>> ax = plot_sparsification({"ensemble": ([0.1, 0.2, 0.3, 0.9], [0.0, 0.2, -0.1, 1.0])})
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['ensemble: 0.035', 'oracle']
-    """
-    ax = axes(ax)
-    top = 1.0
-    oracles: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for i, (name, (uncertainty, error)) in enumerate(some(groups).items()):
-        removed, rest = metrics.sparsification(uncertainty=uncertainty, error=error)
-        if not rest[0]:
-            raise ValueError(f"every error of {name!r} is 0: there is nothing to draw.")
-        area = metrics.ause(uncertainty=uncertainty, error=error)
-        drawn = removed <= 0.99
-        draw(ax, i, removed[drawn], rest[drawn] / rest[0], along=removed[drawn], label=f"{name}: {area:.3f}")
-        # The right end is noisy, and must not set the range.
-        top = max(top, float(rest[removed <= 0.95].max() / rest[0]))
-        best = metrics.sparsification_oracle(error)[1].cpu()
-        oracles.append((removed[drawn].cpu(), best[drawn.cpu()] / best[0]))
-    alike = all(len(best) == len(oracles[0][1]) and torch.allclose(best, oracles[0][1]) for _, best in oracles)
-    for i, (removed, best) in enumerate(oracles[:1] if alike else oracles):
-        name = "oracle" if i == 0 else "_"  # matplotlib leaves such names out of the legend
-        draw(ax, i, removed, best, along=removed, label=name)
-        ax.lines[-1].set(color=GREY if alike else style(i)[0], linestyle=":", linewidth=1.4)
-    ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05 * top))
-    ax.set(xlabel="share of inputs removed", ylabel="RMSE of the rest, relative to all")
-    legend(ax, "best", title="AUSE (lower is better)")
     return ax
 
 
