@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median, stdev
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -56,7 +56,28 @@ def compare_methods(
     settings = QUICK if quick else FULL
     with bars(progress):
         asked = track(seeds[:1] if quick else seeds, "repetitions")
-        return Comparison.mean([_compare(seed, settings) for seed in asked])
+        return mean([_compare(seed, settings) for seed in asked])
+
+
+def mean(runs: Sequence[Comparison]) -> Comparison:
+    """The mean of several runs of one comparison, each row with its deviation over the runs."""
+    if not runs:
+        raise ValueError("there are no comparisons to average: expected at least one.")
+    values: dict[tuple[str, str | None, str], list[float]] = {}
+    for run in runs:
+        for row in run.rows:
+            values.setdefault((row["method"], row["ood"], row["metric"]), []).append(row["value"])
+    for (method, _, metric), found in values.items():
+        if len(found) != len(runs):
+            raise ValueError(
+                f"{metric!r} of {method!r} was measured in {len(found)} of {len(runs)} comparisons: average runs "
+                "of one and the same."
+            )
+    rows = []
+    for (method, ood, metric), found in values.items():
+        row = {"method": method, "ood": ood, "metric": metric, "value": fmean(found)}
+        rows.append(row | {"std": stdev(found) if len(found) > 1 else 0.0, "n": len(found)})
+    return Comparison(rows, runs[0].about)
 
 
 def methods(networks: Sequence[DigitsNet], dropped: Any, settings: Mapping[str, Any]) -> dict[str, Comparable]:

@@ -12,7 +12,7 @@ from hidden_uncertainty import Comparison, plots
 from hidden_uncertainty.baselines import NearestNeighbours
 from hidden_uncertainty.comparison import FORWARD
 from reproduction.studies.compare_digits import study
-from reproduction.studies.compare_digits.measure import MIB, compare_methods, kept_memory
+from reproduction.studies.compare_digits.measure import MIB, compare_methods, kept_memory, mean
 from reproduction.studies.compare_digits.picture import draw
 
 
@@ -52,6 +52,17 @@ def test_every_method_is_there_with_everything() -> None:
 
 def row(method, metric, value, ood=None):
     return {"method": method, "ood": ood, "metric": metric, "value": value}
+
+
+def test_means_of_runs():
+    runs = [Comparison([row("a", "accuracy", value)]) for value in (0.5, 0.7, 0.9)]
+    (found,) = mean(runs).rows
+    assert found["value"] == pytest.approx(0.7) and found["std"] == pytest.approx(0.2) and found["n"] == 3
+    assert mean(runs[:1]).rows[0]["std"] == 0.0
+    with pytest.raises(ValueError, match="'accuracy' of 'b' was measured in 1 of 2 comparisons"):
+        mean([Comparison([row("b", "accuracy", 1.0)]), Comparison([])])
+    with pytest.raises(ValueError, match="no comparisons to average"):
+        mean([])
 
 
 @pytest.fixture

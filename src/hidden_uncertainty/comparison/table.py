@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
-from typing import Any, Self
+from typing import Any
 
 FORWARD = "forward pass"  # the network alone, a row of its own to compare costs with
 BAR = r"\|"
@@ -43,7 +42,7 @@ OTHER: Part = {
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """What `compare` found. Print it, or turn it into Markdown; `rows` are ready for JSON or a data frame.
+    """What `compare` found. Print it as tables in Markdown; `rows` are ready for JSON or a data frame.
 
     Args:
         rows: flat objects: `method`, `ood` (None for what is not about detection), `metric`, `value`; and, for several
@@ -54,12 +53,13 @@ class Comparison:
         >>> rows = [{"method": "density", "ood": "letters", "metric": "auroc", "value": 0.975}]
         >>> rows += [{"method": "density", "ood": None, "metric": "ms per input", "value": 0.0213}]
         >>> Comparison(rows)
-                 letters
-        method     AUROC
-        density    0.975
+        | method  | AUROC, letters |
+        | ------- | -------------: |
+        | density |          0.975 |
         <BLANKLINE>
-        method   ms/input
-        density    0.0213
+        | method  | ms/input |
+        | ------- | -------: |
+        | density |   0.0213 |
     """
 
     rows: list[dict[str, Any]]
@@ -96,44 +96,20 @@ class Comparison:
         same = (row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked)
         return next(same, None)
 
-    @classmethod
-    def mean(cls, runs: Sequence[Self]) -> Self:
-        """The mean of several runs of one comparison, each row with its deviation over the runs."""
-        if not runs:
-            raise ValueError("there are no comparisons to average: expected at least one.")
-        values: dict[tuple[str, str | None, str], list[float]] = {}
-        for run in runs:
-            for row in run.rows:
-                values.setdefault((row["method"], row["ood"], row["metric"]), []).append(row["value"])
-        for (method, _, metric), found in values.items():
-            if len(found) != len(runs):
-                raise ValueError(
-                    f"{metric!r} of {method!r} was measured in {len(found)} of {len(runs)} comparisons: average runs "
-                    "of one and the same."
-                )
-        rows = []
-        for (method, ood, metric), found in values.items():
-            row = {"method": method, "ood": ood, "metric": metric, "value": fmean(found)}
-            rows.append(row | {"std": stdev(found) if len(found) > 1 else 0.0, "n": len(found)})
-        return cls(rows, runs[0].about)
-
     def __repr__(self) -> str:
-        blocks = []
-        for part, columns in self._parts():
-            above = ["", *(ood or "" for ood, _ in columns)]
-            heads = ["method", *(part[metric][0] for _, metric in columns)]
-            blocks.append(_aligned(above, [heads, *self._lines(part, columns)]))
-        return "\n\n".join([*blocks, *_about(self)])
-
-    def to_markdown(self) -> str:
         """Tables of detection, and of errors and cost, in Markdown, with deviations beside means of several runs."""
         blocks = []
         for part, columns in self._parts():
             heads = ["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]
-            lines = [heads, ["---", *["--:"] * len(columns)], *self._lines(part, columns, deviations=True)]
             # A bar in a name, as in p(y|x), must not begin another column.
-            blocks.append("\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in line)} |" for line in lines))
-        return "\n\n".join([*blocks, *_about(self)]) + "\n"
+            lines = [[cell.replace("|", BAR) for cell in line] for line in (heads, *self._lines(part, columns))]
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+            for name, *cells in lines:
+                numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+                blocks.append(f"| {' | '.join([name.ljust(widths[0]), *numbers])} |")
+            blocks.append("")
+        return "\n".join([*blocks, *_about(self)]).rstrip()
 
     def _parts(self) -> Iterator[tuple[Part, list[Column]]]:
         """What is in each table."""
@@ -143,7 +119,7 @@ class Comparison:
             if columns:
                 yield part, columns
 
-    def _lines(self, part: Part, columns: list[Column], *, deviations: bool = False) -> list[list[str]]:
+    def _lines(self, part: Part, columns: list[Column]) -> list[list[str]]:
         """One line per method that has any of the columns."""
         rows = {(row["method"], row["ood"], row["metric"]): row for row in self.rows}
         lines = []
@@ -152,26 +128,10 @@ class Comparison:
             for column in columns:
                 row, show = rows.get((method, *column), {}), part[column[1]][1]
                 text = show(row["value"]) if row else ""
-                cells.append(f"{text} ± {show(row['std'])}" if deviations and row.get("n", 1) > 1 else text)
+                cells.append(f"{text} ± {show(row['std'])}" if row.get("n", 1) > 1 else text)
             if any(cells):
                 lines.append([method, *cells])
         return lines
-
-
-def _aligned(above: list[str], lines: list[list[str]]) -> str:
-    """Names to the left, numbers to the right; above a run of columns, once, what they have in common."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    starts = [i for i in range(len(above)) if i == 0 or above[i] != above[i - 1]]
-    top = ""
-    for start, end in zip(starts, [*starts[1:], len(above)], strict=True):
-        short = len(above[start]) - sum(widths[start:end]) - 2 * (end - start - 1)
-        widths[end - 1] += max(short, 0)
-        top += above[start].ljust(sum(widths[start:end]) + 2 * (end - start))
-    texts = [top] if top.strip() else []
-    for name, *cells in lines:
-        numbers = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        texts.append("  ".join([name.ljust(widths[0]), *numbers]))
-    return "\n".join(text.rstrip() for text in texts)
 
 
 def _about(comparison: Comparison) -> list[str]:
