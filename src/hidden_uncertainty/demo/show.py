@@ -19,7 +19,7 @@ from .. import metrics, plots
 from ..comparison.measure import one_thread
 from ..latent import LatentDensity
 from ..scoring.calibration import Calibration
-from .training import DigitsNet, Split, add_noise, digits, flip, rotate, train
+from .training import DigitsNet, Split, add_noise, digits, rotate, train
 
 LAYERS = ("conv1", "conv2", "conv3", "hidden", "output")  # with densities, shallow to deep
 LAYER = "hidden"  # the one whose scores are the detector's
@@ -99,7 +99,7 @@ def measure(*, seed: int = 0, quick: bool = False) -> Found:
         KNOWN: look(test),
         **{f"turned {angle}°": turned[angle] for angle in (45, 90, 180)},
         f"noise {NOISE}": look(add_noise(test, NOISE, seed=seed)),
-        "mirrored ↔": look(flip(test, "horizontal")),
+        "mirrored ↔": look(test.flip(3)),
         LEFT_OUT: look(data.left_out.images, data.left_out.labels),
     }
     return Found(len(data.train), threshold, turned, changed)
