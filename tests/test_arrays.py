@@ -207,14 +207,12 @@ def test_pictures_take_results():
             patch.get_path().vertices for patch in axes.patches
         ]
 
-    x, right = torch.arange(2.0), [True, False]
+    right = [True, False]
     for draw, results, scores in [
         (plots.plot_scores, {"a": u, "b": far}, {"a": u.epistemic, "b": far.epistemic}),
         (plots.plot_scores, {"a": u.layers["fc.1"]}, {"a": u.layers["fc.1"].epistemic}),
         (plots.plot_roc, {"a": (u, far)}, {"a": (u.epistemic, far.epistemic)}),
         (plots.plot_accuracy_rejection, {"a": (u, right)}, {"a": (u.epistemic, right)}),
-        (plots.plot_sparsification, {"a": (u, [0.5, 1.0])}, {"a": (u.epistemic, [0.5, 1.0])}),
-        (lambda groups: plots.plot_along(x, groups), {"a": u}, {"a": u.epistemic}),
     ]:
         (lines, patches), (expected, others) = drawn(draw(results)), drawn(draw(scores))
         assert lines == expected

@@ -107,11 +107,6 @@ def comparison(folder: Path) -> list[Any]:
 
 def measured(folder: Path) -> list[Any]:
     low, high, right = x[:, 0], x[:, 1] + 1, x[:, 2] > 0
-    stream, confusion = metrics.PixelDetection(10), metrics.Confusion(3)
-    for scores, mask in ((low, right), (low.numpy(), right.numpy()), (low.tolist(), right.tolist())):
-        stream.update(scores, mask)
-        confusion.update(prediction=classes, label=classes.flip(0).numpy())
-        confusion.update(prediction=classes.tolist(), label=classes.tolist())
     pairs: list[tuple[Any, Any]] = [(low, high), (low.numpy(), high.numpy()), (low.tolist(), high.tolist())]
     found: list[Any] = [metric(*pair) for pair in pairs for metric in (metrics.rmse, metrics.rank_correlation)]
     for metric in (metrics.auroc, metrics.average_precision, metrics.fpr_at_tpr):
@@ -122,8 +117,7 @@ def measured(folder: Path) -> list[Any]:
         metrics.aurc(low, right),
         metrics.raulc(low, right),
     ]
-    found += [metrics.psnr(images, images.flip(0))]
-    return [*found, stream.auroc, stream.average_precision, confusion.matrix, confusion.mean_iou]
+    return [*found, metrics.psnr(images, images.flip(0))]
 
 
 def written(folder: Path) -> list[Tensor]:

@@ -23,6 +23,7 @@ from reproduction.nets import (
     VisionTransformer,
 )
 from reproduction.nets.reconstruction import DenseDecoder, Reconstruction
+from reproduction.studies.segmentation.stream import Confusion, PixelDetection
 from reproduction.training import MLP, DenseRecipe, class_loss, train_dense, train_many, train_mlps
 from reproduction.training.classifier import ClassifierRecipe, train_classifiers
 from reproduction.training.many import Data, Group, Recipe
@@ -96,6 +97,18 @@ def loaded(folder: Path) -> list[Tensor]:
     return [curve.train.y, curve.grid.y, parts[0].x]
 
 
-@pytest.mark.parametrize("run", [trained, penalty, perceptrons, segmentation, classifiers, loaded])
+def counted(folder: Path) -> list[Tensor]:
+    stream, confusion = PixelDetection(10), Confusion(3)
+    classes = x.argmax(1) % 3
+    low, right = x[:, 0], x[:, 2] > 0
+    for scores, mask in ((low, right), (low.numpy(), right.numpy()), (low.tolist(), right.tolist())):
+        stream.update(scores, mask)
+        confusion.update(prediction=classes, label=classes.flip(0).numpy())
+        confusion.update(prediction=classes.tolist(), label=classes.tolist())
+    areas = torch.tensor([stream.auroc, stream.average_precision, confusion.mean_iou], device="cpu")
+    return [areas, confusion.matrix]
+
+
+@pytest.mark.parametrize("run", [trained, penalty, perceptrons, segmentation, classifiers, loaded, counted])
 def test_the_default_device_changes_nothing(run: Callable[[Path], list[Tensor]], tmp_path: Path) -> None:
     assert_same(["device"], run, tmp_path)
