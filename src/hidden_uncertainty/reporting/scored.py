@@ -61,8 +61,8 @@ class Scored:
         """Score all of a loader, in one pass that keeps no more than numbers and a few inputs."""
         fitted = self.detector._fitted()
         for index, batch in enumerate(self.detector.reader.batches(loader, f"scoring {self.name}")):
-            reading = self.detector._reading(batch, fitted, index)
-            self._add(batch.to("cpu"), self.detector._result(reading, fitted).cpu())
+            reading = self.detector.reader.reading(batch, fitted.head.reductions, index)
+            self._add(batch.to("cpu"), fitted.result(reading).cpu())
         if not self.count:
             raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
         if not self.labelled or not any(map(len, self.parts["by epistemic"])):
@@ -116,16 +116,16 @@ def nearest(
     detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]
 ) -> dict[int, list[Near]]:
     """The training inputs closest to each example, by its id."""
-    fitted, start = detector._fitted(), 0
+    reductions, start = detector._fitted().head.reductions, 0
     found: dict[int, list[Near]] = {id(example): [] for example in examples}
 
     def vectors(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, Tensor | None]]:
         for batch in detector.reader.batches(loader, what):
-            yield next(detector._reading(batch, fitted).rows(layer)).z, _shown(batch)
+            yield next(detector.reader.reading(batch, reductions).rows(layer)).z, _shown(batch)
 
     queries = torch.cat([z.cpu().double() for z, _ in vectors([example.batch for example in examples], "comparing")])
     if isinstance(train, Features):
-        train.require([layer], {layer: fitted.head.reductions[layer]})
+        train.require([layer], {layer: reductions[layer]})
         parts: Iterable[tuple[Tensor, Tensor | None]] = ((z, None) for z in train.z[layer].split(1 << 12))
     else:
         parts = vectors(train, "comparing with training data")
