@@ -252,12 +252,13 @@ def _terms(
 ) -> tuple[list[Term], Combine]:
     """The terms of layers that were chosen, and how they are combined.
 
-    The last choice is what the head reads, whose length says little; that of layers before it is what unfamiliar inputs
-    change. Where there are none, it must do both.
+    The last choice is what the head reads, whose length says little, as does that of a mean over places or tokens,
+    which follows the contrast of an image. The length of other layers is what unfamiliar inputs change; where there are
+    none before the head, that must do both.
     """
     prior, terms = Prior(marginal), list[Term]()
     for choice in choices:
-        unit = choice is choices[-1] and classes is not None and len(choices) > 1
+        unit = classes is not None and len(choices) > 1 and (choice is choices[-1] or choice.how != "flatten")
         reduce = Reduce(choice.how, max_dim=max_dim, pool=choice.pool, read=choice.read, normalise=unit)
         own = density
         if density is None and classes is not None:

@@ -33,7 +33,18 @@ def test_beyond_them_the_tail_is_exponential() -> None:
         100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).log()  # is exponential
     far = torch.tensor([5.0, 20.0, 300.0], dtype=torch.float64)
-    torch.testing.assert_close(Tail.fit(known, 0.5)(far), 0.5 * far, rtol=0.03, atol=0.0)
+    tail = Tail.fit(known, 0.5)
+    torch.testing.assert_close(tail.rarity(far), far, rtol=0.03, atol=0.0)
+    beyond = far - math.log(20)
+    torch.testing.assert_close(tail(far), 0.5 * far + 0.5 * beyond**2, rtol=0.06, atol=0.0)
+
+
+def test_up_to_the_highest_5_percent_the_weight_decides() -> None:
+    known = drawn()
+    usual = known[known <= known.quantile(0.949)]
+    tail = Tail.fit(known, 0.3)
+    torch.testing.assert_close(tail(usual), (0.3 * tail.rarity(usual)).to(usual))
+    assert (Tail.fit(known, 0.0)(usual) == 0).all() and (Tail.fit(known, 0.0)(known.max() + 1) > 0).all()
 
 
 @given(
@@ -67,7 +78,7 @@ def test_parts_add_up_and_come_back_from_files() -> None:
     parts = learnt.parts(scores)
     torch.testing.assert_close(learnt(scores), sum(parts.values()))
     for name, some in parts.items():
-        torch.testing.assert_close(some / weights[name], Tail.fit(scores[name], 1.0)(scores[name]))
+        torch.testing.assert_close(some, Tail.fit(scores[name], weights[name])(scores[name]))
     again = Combination.from_config(json.loads(json.dumps(learnt.config())), NAMES)
     assert again.unseen and torch.equal(again(scores), learnt(scores))
     alone = Combination("fisher", ["fc"])

@@ -45,7 +45,7 @@ def run(
         quick: one seed, few data, small networks and few epochs on the CPU; families that need a GPU too, if they are
             named.
         families: which; None takes all of the development split. Those that need a GPU are left out without one.
-        earlier: result files of this study, whose other families are kept; of those in several, the last file's.
+        earlier: result files of this study, whose other families are kept; of a family in several, all seeds.
         folder: where networks are kept between runs; None takes the environment variable HIDDEN_UNCERTAINTY_WORK.
     """
     seeds = list(seeds)[:1] if quick else list(seeds)
@@ -90,14 +90,18 @@ def _brief(case: Case) -> Case:
 
 
 def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
-    """Networks and seconds by family, and digests of data, of earlier results that there are."""
+    """Networks and seconds by family, and digests of data, of earlier results that there are; later ones win."""
     networks: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     data: dict[str, str] = {}
     for path in map(Path, earlier):
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
-            networks |= content["settings"]["networks"]
-            seconds |= content["settings"]["seconds"]
+            for name, some in content["settings"]["networks"].items():
+                known = {network["seed"]: network for network in networks.get(name, [])}
+                more = {network["seed"]: network for network in some}
+                again = known.keys() <= more.keys()  # else they were measured apart, and their times add up
+                seconds[name] = content["settings"]["seconds"][name] + (0.0 if again else seconds[name])
+                networks[name] = [network for _, network in sorted((known | more).items())]
             data |= content["data"]
     return networks, seconds, data

@@ -9,26 +9,31 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce, Uncertainty
 from hidden_uncertainty.latent import POOLING
+from hidden_uncertainty.model.choice import Choice
 from hidden_uncertainty.scoring.combination import Tail
 
 from .methods import Fitted, Scores
 
 OUTPUTS = "outputs"
-HINGE = 2.3  # -log p of the highest tenth
 Tails = Mapping[str, Tail]
 Terms = dict[str, Tensor]  # by layer, (n,)
 Score = Callable[[Tensor, Scores, Uncertainty], Scores]
 
 
-def combined(tails: Tails, terms: Terms, *, power: float = 1.0) -> Tensor:
-    """The sum of weighted -log p, with weights to a power: at 1 it is the default's.
+def combined(tails: Tails, terms: Terms, *, power: float = 1.0, far: bool = True) -> Tensor:
+    """The sum of what terms add, with weights to a power: at 1 it is the default's.
 
     Args:
         tails: of each term.
         terms: the terms' scores.
-        power: of the weights, which are κ².
+        power: of the weights, which are κ⁴.
+        far: whether what is beyond the highest 5 % counts more.
     """
-    return torch.stack([_rare(tail, terms[name]) * tail.weight**power for name, tail in tails.items()]).sum(0)
+    changed = {name: tail._replace(weight=tail.weight**power) for name, tail in tails.items()}
+    each = [
+        tail(terms[name].double()) if far else tail.weight * tail.rarity(terms[name]) for name, tail in changed.items()
+    ]
+    return torch.stack(each).sum(0)
 
 
 def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor, Tensor], batch: int) -> Score:
@@ -45,23 +50,25 @@ def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor,
     *before, last = (choice.layer for choice in fitted.choices)
     calibration = list(zip(*(part.split(batch) for part in unseen), strict=True))
 
-    def refit(density: GaussianMixture, *, unit: tuple[bool, bool]) -> LatentDensity:
-        """The layers again, with another density, at unit length (before the head, at the head) or not."""
+    def refit(density: GaussianMixture, unit: Callable[[Choice], bool]) -> LatentDensity:
+        """The layers again, with another density, some at unit length."""
         layers = {
-            choice.layer: Reduce(
-                choice.how, 512, pool=choice.pool, read=choice.read, normalise=unit[choice.layer == last]
-            )
+            choice.layer: Reduce(choice.how, 512, pool=choice.pool, read=choice.read, normalise=unit(choice))
             for choice in fitted.choices
         }
         other = LatentDensity(network, layers, density, combine="fisher", task="classification", progress=False)
         return other.fit(train.split(batch), calibration=calibration)
 
+    def usual(choice: Choice) -> bool:
+        return choice.layer == last or choice.how != "flatten"
+
     pooled = GaussianMixture(pooling=POOLING)
     others = {
-        "one covariance for all classes": refit(GaussianMixture(covariance="pooled"), unit=(False, True)),
-        "one covariance per class, shrunk": refit(GaussianMixture(1), unit=(False, True)),
-        "head's features as they are": refit(pooled, unit=(False, False)),
-        "all layers at unit length": refit(pooled, unit=(True, True)),
+        "one covariance for all classes": refit(GaussianMixture(covariance="pooled"), usual),
+        "one covariance per class, shrunk": refit(GaussianMixture(1), usual),
+        "head's features as they are": refit(pooled, lambda choice: choice.layer != last and usual(choice)),
+        "layers before the head as they are": refit(pooled, lambda choice: choice.layer == last),
+        "all layers at unit length": refit(pooled, lambda choice: True),
     }
     scores, _ = fitted.score(unseen[0])
     replaced = {  # a single method in the place of a term, with its weight
@@ -78,14 +85,14 @@ def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor,
         terms = {name: layer.epistemic.cpu() for name, layer in u.layers.items()}
         found = {
             "equal weights": combined(tails, terms, power=0),
-            "weights κ": combined(tails, terms, power=0.5),
-            "weights κ⁴": combined(tails, terms, power=2),
+            "weights κ²": combined(tails, terms, power=0.5),
+            "weights κ³": combined(tails, terms, power=0.75),
+            "nothing more beyond the highest 5 %": combined(tails, terms, far=False),
+            "weights κ², nothing more beyond the highest 5 %": combined(tails, terms, power=0.5, far=False),
             "highest term instead of the sum": torch.stack([t(terms[n]) for n, t in tails.items()]).amax(0),
             "without the outputs": combined(without(OUTPUTS), terms),
             "without the head's features": combined(without(last), terms),
             "without the layers before the head": combined(without(*before), terms),
-            "layers before the head only beyond their 90 % quantile, full weight": combined(without(*before), terms)
-            + sum((_rare(tails[name], terms[name]) - HINGE).clamp(min=0) for name in before),
         }
         for name, (place, method) in replaced.items():
             found[name] = combined({**tails, place: new[name]}, {**terms, place: single[method]})
@@ -95,11 +102,6 @@ def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor,
         return found
 
     return score
-
-
-def _rare(tail: Tail, scores: Tensor) -> Tensor:
-    """-log p without its weight."""
-    return tail._replace(weight=1.0)(scores.double())
 
 
 def _learnt(detector: LatentDensity) -> dict[str, Tail]:

@@ -40,10 +40,12 @@ class Standard(NamedTuple):
 class Tail(NamedTuple):
     r"""How rare a term's score is among in-distribution data, and how much its word counts.
 
-    .. math:: w \cdot -\log P(s_i \geq s)
+    .. math:: w \cdot t + \tfrac12 \max(0, t - \log 20)^2, \qquad t = -\log P(s_i \geq s)
 
-    in straight pieces between `knots`; beyond the last, where 5 % of the scores lie, the tail is exponential, with the
-    mean excess of these. Without it all inputs that are farther than all known ones would be alike.
+    with t in straight pieces between `knots`; beyond the last, where 5 % of the scores lie, the tail is exponential,
+    with the mean excess of these. Without it all inputs that are farther than all known ones would be alike. There,
+    what scores exceed it by counts whatever the weight is, and the more the farther: what is far from everything for
+    one term is unfamiliar, also where others know nothing of it.
     """
 
     knots: tuple[float, ...]  # scores, ascending
@@ -57,7 +59,7 @@ class Tail(NamedTuple):
 
         Example:
             >>> tail = Tail.fit(torch.arange(1000.0), weight=1.0)
-            >>> [round(share, 2) for share in (-tail(torch.tensor([-5.0, 500.0, 900.0, 1000.0]))).exp().tolist()]
+            >>> [round(share, 2) for share in (-tail.rarity(torch.tensor([-5.0, 500.0, 900.0, 1000.0]))).exp().tolist()]
             [1.0, 0.5, 0.1, 0.01]
         """
         scores = scores.double().sort().values
@@ -73,15 +75,20 @@ class Tail(NamedTuple):
         return cls(tuple(knots[apart].tolist()), tuple(heights[apart].tolist()), slope, weight)
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """The weighted -log p of scores, of their shape."""
+        """What the term adds for scores, in their shape."""
+        rare = self.rarity(scores)
+        found = self.weight * rare + (rare - LOWEST).clamp(min=0).square() / 2
+        return found.clamp(max=torch.finfo(scores.dtype).max).to(scores.dtype)
+
+    def rarity(self, scores: Tensor) -> Tensor:
+        """-log p of scores, of their shape, in float64."""
         knots, heights, slopes = (
             torch.tensor(part, dtype=torch.float64, device=scores.device)
             for part in (self.knots, self.heights, self._slopes())
         )
         x = scores.double().clamp(self.knots[0], torch.finfo(torch.float64).max)
         piece = (x[..., None] >= knots).sum(-1) - 1
-        found = self.weight * (heights[piece] + slopes[piece] * (x - knots[piece]))
-        return found.clamp(max=torch.finfo(scores.dtype).max).to(scores.dtype)
+        return heights[piece] + slopes[piece] * (x - knots[piece])
 
     def check(self) -> None:
         """Raise a ValueError where these cannot be learnt."""
@@ -108,12 +115,12 @@ LEARNT: dict[str, type[Standard] | type[Tail]] = {"mean": Standard, "fisher": Ta
 class Combination:
     r"""One epistemic score from those of all terms.
 
-    .. math:: s = \sum_l \kappa_l^2 \cdot -\log p_l
+    .. math:: s = \sum_l \kappa_l^4 t_l + \tfrac12 \max(0, t_l - \log 20)^2, \qquad t_l = -\log p_l
 
     for `"fisher"`, with p_l the share of in-distribution scores of term l that are at least as high, and κ_l how far
     the class, or set of labels, that the term itself would tell agrees with the network's (Cohen's kappa): what knows
-    the classes counts near the data, and a layer that does not know them counts only far from them. The outputs have
-    κ = 1.
+    the classes counts near the data, and what does not know them counts far from them, beyond the highest 5 %. The
+    outputs have κ = 1.
 
     Args:
         as for `Detector`, or as above.

@@ -152,7 +152,7 @@ class Head(nn.Module):
             for name, term in self.terms.items():
                 z = sample.z[name].to(device)
                 scores[name] = term.method.score(z, prediction, seen=not unseen).epistemic
-                weights[name] = term.method.agreement(z, prediction) ** 2 if self.combination.tails else 1.0
+                weights[name] = term.method.agreement(z, prediction) ** 4 if self.combination.tails else 1.0
         return Head(self.terms, self.combination.learn(scores, weights, unseen=unseen), self.combined)
 
     def calibrated(
