@@ -61,5 +61,5 @@ audit: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output compare-output site dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output site dist
 	rm -rf examples/play/site examples/play/node_modules

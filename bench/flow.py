@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hidden_uncertainty.density._coupling import Couplings, log_prob
-from hidden_uncertainty.density.flow import Sample, log_likelihood
+from hidden_uncertainty.density._coupling import Couplings, log_likelihood, log_prob
 
 from .timing import Seconds, alternate
 
@@ -48,8 +47,8 @@ class Flow:
 
     def step(self) -> dict[str, Any]:
         """Forward, backward and Adam, all rows at once."""
-        sample = Sample(self.z.mT.contiguous(), self.y.mT.contiguous())
-        sides = {"ours": _step(self.ours, partial(log_likelihood, self.ours, sample))}
+        sample = (self.z.mT.contiguous(), self.y.mT.contiguous())
+        sides = {"ours": _step(self.ours, partial(log_likelihood, self.ours, *sample))}
         sides |= {name: _step(flow, partial(_freia_likelihood, flow, self.z, self.y)) for name, flow in self._theirs()}
         alternate(sides, 1)
         entry = _compare(alternate(sides, self.rounds))

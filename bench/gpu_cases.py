@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import GaussianMixture
 from hidden_uncertainty.baselines import Mahalanobis
-from hidden_uncertainty.density import PooledGaussians
 from hidden_uncertainty.density.gaussian import _classes, _packed
 from hidden_uncertainty.density.gaussian._classes import kmeans
 from hidden_uncertainty.density.gaussian._em import EMOptions, Fit, component_log_prob, fit_mixtures
@@ -175,12 +174,14 @@ def many(
     for entry, found in zip((fit_entry, score_entry), _pytorch_ood(device, z, y, unseen), strict=True):
         yield entry | {"beside": {"pytorch-ood's GMM, in float64": found}}
 
+    pooled: dict[str, Any] = {"covariance": "pooled", "dtype": "float64"}
+
     def tied() -> None:
         fitted.clear()
-        fitted.append(PooledGaussians().fit(z, y))
+        fitted.append(GaussianMixture(**pooled).fit(z, y))
 
     work = Work(0.0, float(rows) * dim**2 + dim**3 * 2 / 3, 4.0 * rows * dim)
-    some = partial(PooledGaussians().fit, z[fewer], few)
+    some = partial(GaussianMixture(**pooled).fit, z[fewer], few)
     yield device.measure(f"{name}-tied-fit", tied, work, rounds=rounds, part=some) | size
     batches = list(zip(z.split(BATCH), y.split(BATCH), strict=True))
 
@@ -193,8 +194,10 @@ def many(
     # What a stream must do is the same; it need not hold all rows, nor copies of them.
     yield device.measure(f"{name}-streamed-fit", streamed, work, rounds=rounds) | {**size, "batch": BATCH}
     work = Work(0.0, scored * dim * (dim + 2.0 * classes), 4.0 * scored * dim + 8.0 * scored * classes)
-    nearest = fitted[0](unseen[:profiled]).argmin(1)
-    yield device.measure(f"{name}-tied-score", partial(fitted[0], unseen), work, rounds=rounds) | {
+    nearest = fitted[0].log_prob(unseen[:profiled], fitted[0].classes).argmax(1)
+    yield device.measure(
+        f"{name}-tied-score", partial(fitted[0].log_prob, unseen, fitted[0].classes), work, rounds=rounds
+    ) | {
         **size,
         "scored": scored,
         "accuracy": float((nearest == label[:profiled]).double().mean()),

@@ -144,7 +144,7 @@ def run(rank: int, folder: str) -> None:
     """One of two processes."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    team.MEET, team.PATIENT = datetime.timedelta(seconds=3), datetime.timedelta(seconds=1)
+    team.MEET = datetime.timedelta(seconds=3)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found: dict[str, Any] = {}
     try:

@@ -14,7 +14,7 @@ from torch import nn
 import hidden_uncertainty
 from hidden_uncertainty import Features, GaussianMixture, LatentDensity, Reduce, layers, metrics, plots
 from hidden_uncertainty.arrays import to_tensor
-from hidden_uncertainty.baselines import Credibility, Energy, Mahalanobis, MCDropout, NearestNeighbours, SoftmaxEntropy
+from hidden_uncertainty.baselines import Energy, Mahalanobis, MCDropout, NearestNeighbours, SoftmaxEntropy
 from hidden_uncertainty.uncertainty import LayerScores, Uncertainty
 
 
@@ -115,7 +115,7 @@ def test_the_layers_of_arrays_are_listed(trained, data):
     assert str(layers(trained, as_arrays((x, y)), show=False)) == str(layers(trained, (x, y), show=False))
 
 
-@pytest.mark.parametrize("method", [LatentDensity, Mahalanobis, NearestNeighbours, Credibility])
+@pytest.mark.parametrize("method", [LatentDensity, Mahalanobis, NearestNeighbours])
 def test_layers_as_modules(trained, data, method, tmp_path):
     x, _ = data["test"][0]
     scores = []
@@ -207,14 +207,12 @@ def test_pictures_take_results():
             patch.get_path().vertices for patch in axes.patches
         ]
 
-    x, right = torch.arange(2.0), [True, False]
+    right = [True, False]
     for draw, results, scores in [
         (plots.plot_scores, {"a": u, "b": far}, {"a": u.epistemic, "b": far.epistemic}),
         (plots.plot_scores, {"a": u.layers["fc.1"]}, {"a": u.layers["fc.1"].epistemic}),
         (plots.plot_roc, {"a": (u, far)}, {"a": (u.epistemic, far.epistemic)}),
         (plots.plot_accuracy_rejection, {"a": (u, right)}, {"a": (u.epistemic, right)}),
-        (plots.plot_sparsification, {"a": (u, [0.5, 1.0])}, {"a": (u.epistemic, [0.5, 1.0])}),
-        (lambda groups: plots.plot_along(x, groups), {"a": u}, {"a": u.epistemic}),
     ]:
         (lines, patches), (expected, others) = drawn(draw(results)), drawn(draw(scores))
         assert lines == expected

@@ -108,7 +108,6 @@ def test_regions_follow_the_distribution(detector: LatentDensity) -> None:
     noisy = x[:, 0] > 0.3
     held = ((low <= y) & (y <= high))[noisy].float().mean()
     assert held.item() == pytest.approx(mass[noisy].mean().item(), abs=0.05)
-    assert len(found.highest(0.6)) == 2000
 
 
 def test_saved_and_loaded_it_is_the_same(net: Net, detector: LatentDensity, tmp_path) -> None:

@@ -280,21 +280,6 @@ def test_a_block_ends_with_what_it_said(terminal: io.StringIO) -> None:
     assert_clean(terminal)
 
 
-def test_asked_for_without_a_terminal_it_prints_one_line_at_the_end(log: io.StringIO) -> None:
-    def fit() -> None:
-        with progress.progress_bar("fit") as bar:
-            bar.advance(2, loss=0.5)
-            raise OSError("disk")
-
-    with progress.bars(True):
-        assert list(progress.track(range(3), "reading a rather long name of a file")) == [0, 1, 2]
-        with pytest.raises(OSError, match="disk"):
-            fit()
-    first, second = log.getvalue().splitlines()
-    assert re.fullmatch(r"reading a rather long name of a file: 3/3 in \d+\.\d s", first)
-    assert re.fullmatch(r"fit: 2 in \d+\.\d s loss 0\.5", second)
-
-
 def test_what_the_program_prints_to_stdout_stays_there(
     terminal: io.StringIO, capsys: pytest.CaptureFixture[str]
 ) -> None:

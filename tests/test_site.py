@@ -29,7 +29,7 @@ def test_links_between_folders_and_docstrings_are_translated(site):
     def page(name: str) -> str:
         return (site / name / "index.html").read_text(encoding="utf-8")
 
-    assert 'href="../results/#regularisation"' in page("regularising")
+    assert 'href="../results/#regularisation"' in page("which-method")
     assert 'href="../how-it-works/#limits"' in page("results") and 'src="truth.png"' in page("results")
     assert 'src="images/demo.png"' in page("") and (site / "images/demo.png").exists()
     assert "../tests" not in page("robustness"), "a folder that the site does not have"

@@ -47,11 +47,10 @@ API = {  # the pages of the reference, in the order in which a batch meets them
     "comparison": "Comparison",
     "deployment": "Deployment",
     "exporting": "Export",
-    "regularise": "Regularisation",
     "sklearn": "scikit-learn",
     "demo": "Demonstration",
 }
-INSIDE = {"Bounded", "FORWARD", "KINDS", "Sums", "Values", "__version__", "as_scores", "baselines", "metrics", "plots"}
+INSIDE = {"FORWARD", "KINDS", "Sums", "Values", "__version__", "as_scores", "baselines", "metrics", "plots"}
 FIRST = ("LatentDensity", "Detector", "Uncertainty", "layers", "suggest")
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")

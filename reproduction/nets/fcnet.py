@@ -7,7 +7,8 @@ from typing import ClassVar, Literal, get_args
 from torch import nn
 
 from hidden_uncertainty.demo.training import built
-from hidden_uncertainty.regularise.reconstruction import begin
+
+from .reconstruction import begin
 
 Initialisation = Literal["torch", "glorot"]
 

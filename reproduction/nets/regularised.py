@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hidden_uncertainty.model.capture import find
-from hidden_uncertainty.regularise import Reconstruction
+
+from .reconstruction import Reconstruction
 
 
 class Regularised(nn.Module):
@@ -27,7 +28,7 @@ class Regularised(nn.Module):
     Example:
         >>> import torch
         >>> from reproduction.nets import FCNet
-        >>> from hidden_uncertainty.regularise import DenseDecoder
+        >>> from reproduction.nets.reconstruction import DenseDecoder
         >>> network = Regularised(FCNet(16, 8, 3), "10", DenseDecoder(8, 8, (1, 4, 4), layers=4), 0.1)
         >>> network(torch.rand(5, 1, 4, 4)).shape, network.penalty.shape
         (torch.Size([5, 3]), torch.Size([]))

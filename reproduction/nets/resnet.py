@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from hidden_uncertainty.demo.training import built
-from hidden_uncertainty.regularise.reconstruction import begin
 
 from .fcnet import Initialisation
+from .reconstruction import begin
 
 
 class Add(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hidden_uncertainty import Detector
 from hidden_uncertainty.baselines import SoftmaxEntropy
 from hidden_uncertainty.baselines.base import LayerDetector
-from hidden_uncertainty.baselines.kernel import KernelRatio
+from hidden_uncertainty.baselines.neighbours import NeighbourDistance
 from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.extract import Features
 
@@ -98,11 +98,30 @@ class Distance(Rival):
         yield "distance, softmax entropy", SoftmaxEntropy(self, progress=False)
 
 
-class DistanceScore(KernelRatio):
-    """The share of other classes among the 50 nearest, by exp(-distance); distances are not scaled, as published."""
+class DistanceScore(NeighbourDistance):
+    r"""The share of other classes among the k nearest, by exp(-distance); distances are not scaled, as published.
+
+    .. math::
+        s(z) = 1 - \frac{\sum_{j \in \mathrm{kNN}(z),\, y_j = \hat y} e^{-\lVert z - z_j \rVert}}
+                        {\sum_{j \in \mathrm{kNN}(z)} e^{-\lVert z - z_j \rVert}}
+    """
+
+    unit = "share"
+    needs_classes = True
+    classes: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k, normalise=False)
+        self.register_buffer("classes", None)
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Keep the rows and their labels."""
-        super().fit(z, y, features)
-        self.deviation = 1.0
-        return self
+        assert y is not None
+        self.classes = y.clone()
+        return super().fit(z, y, features)
+
+    def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
+        """The share at each row."""
+        away, near = self.index.search(z, min(self.k + seen, len(self.classes)))
+        away, near = away[:, int(seen) :], near[:, int(seen) :]
+        return ((-away).softmax(1) * (self.classes[near] != prediction[:, None])).sum(1)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hidden_uncertainty import Detector, GaussianMixture, LatentDensity
 from hidden_uncertainty.baselines import SoftmaxEntropy
-from hidden_uncertainty.regularise import DenseDecoder
+from reproduction.nets.reconstruction import DenseDecoder
 
 from ..nets.fcnet import FCNet
 from ..nets.regularised import Regularised

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, get_args
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty import Detector
-from hidden_uncertainty.baselines.base import AsRead, ScoringReader, fitted_to, import_backend, single_input
+from hidden_uncertainty.baselines.base import AsRead, ScoringReader, fitted_to, single_input
 from hidden_uncertainty.model.batches import Adapter, Batch, batches
 from hidden_uncertainty.model.tasks import Prediction, Regression
 from hidden_uncertainty.precision import gradients
@@ -94,7 +95,7 @@ class GaussianProcess(Detector):
         if backend == "auto":
             backend = "gpytorch" if isinstance(kernel, nn.Module) else "sklearn"
         if backend == "gpytorch":
-            import_backend("gpytorch", "sklearn")
+            import_gpytorch()
         self.kernel, self.backend, self.standardise = kernel, backend, standardise
         self.max_rows, self.restarts = max_rows, restarts
         build = partial(_Sklearn, kernel, restarts, seed) if backend == "sklearn" else partial(_Gpytorch, kernel)
@@ -197,11 +198,21 @@ class _Sklearn:
         return Estimate(mean, np.maximum(deviation**2 - noise, 0), noise if has_noise else None)
 
 
+def import_gpytorch() -> Any:
+    """The library, which need not be installed."""
+    try:
+        return importlib.import_module("gpytorch")
+    except ImportError as error:
+        raise ImportError(
+            "backend='gpytorch' needs gpytorch: pip install 'hidden-uncertainty[gpytorch]', or use backend='sklearn'."
+        ) from error
+
+
 class _Gpytorch:
     """An exact process: Cholesky only, because gpytorch's faster solvers draw from the global generator."""
 
     def __init__(self, kernel: Any, x: Tensor, y: Tensor) -> None:
-        gpytorch = import_backend("gpytorch", "sklearn")
+        gpytorch = import_gpytorch()
         likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
         if kernel is None:
             kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())

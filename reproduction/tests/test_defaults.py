@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from defaults import assert_same
-from hidden_uncertainty.regularise import DenseDecoder
 from reproduction.datasets import Points, toy
 from reproduction.nets import (
     DeepLab,
@@ -23,6 +22,8 @@ from reproduction.nets import (
     TextTransformer,
     VisionTransformer,
 )
+from reproduction.nets.reconstruction import DenseDecoder, Reconstruction
+from reproduction.studies.segmentation.stream import Confusion, PixelDetection
 from reproduction.training import MLP, DenseRecipe, class_loss, train_dense, train_many, train_mlps
 from reproduction.training.classifier import ClassifierRecipe, train_classifiers
 from reproduction.training.many import Data, Group, Recipe
@@ -32,6 +33,7 @@ x = torch.randn(500, 4, generator=random)
 numbers = x[:, :1].exp()
 images = torch.rand(20, 3, 16, 16, generator=random)
 maps = (images.mean(1) * 8).long().clamp(2, 4) - 2
+classifier, dense = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3)), nn.Sequential(nn.Conv2d(3, 4, 1))
 
 
 def trained(folder: Path) -> list[Tensor]:
@@ -51,6 +53,13 @@ def trained(folder: Path) -> list[Tensor]:
     ]
     found = [train_many(groups, device="cpu", folder=folder) for _ in range(2)]
     return [p for run in found for group in run for network in group.networks() for p in network.state_dict().values()]
+
+
+def penalty(folder: Path) -> list[Tensor]:
+    given = Reconstruction(classifier, "0", DenseDecoder(12, 8, (4,), layers=2))
+    built = Reconstruction(dense, "0", example=images[:2])  # of residual units
+    classifier(x), dense(images)
+    return [given(x).detach(), built(images).detach()]
 
 
 def perceptrons(folder: Path) -> list[Tensor]:
@@ -88,6 +97,18 @@ def loaded(folder: Path) -> list[Tensor]:
     return [curve.train.y, curve.grid.y, parts[0].x]
 
 
-@pytest.mark.parametrize("run", [trained, perceptrons, segmentation, classifiers, loaded])
+def counted(folder: Path) -> list[Tensor]:
+    stream, confusion = PixelDetection(10), Confusion(3)
+    classes = x.argmax(1) % 3
+    low, right = x[:, 0], x[:, 2] > 0
+    for scores, mask in ((low, right), (low.numpy(), right.numpy()), (low.tolist(), right.tolist())):
+        stream.update(scores, mask)
+        confusion.update(prediction=classes, label=classes.flip(0).numpy())
+        confusion.update(prediction=classes.tolist(), label=classes.tolist())
+    areas = torch.tensor([stream.auroc, stream.average_precision, confusion.mean_iou], device="cpu")
+    return [areas, confusion.matrix]
+
+
+@pytest.mark.parametrize("run", [trained, penalty, perceptrons, segmentation, classifiers, loaded, counted])
 def test_the_default_device_changes_nothing(run: Callable[[Path], list[Tensor]], tmp_path: Path) -> None:
     assert_same(["device"], run, tmp_path)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hidden_uncertainty.regularise import DenseDecoder
+from reproduction.nets.reconstruction import DenseDecoder
 
 from ..nets.fcnet import FCNet
 from ..nets.regularised import Regularised

@@ -1,8 +1,8 @@
 """Epistemic and aleatoric uncertainty for any trained PyTorch network, from the density of its hidden activations.
 
 `LatentDensity(model, layer).fit(train, calibration=unseen)` is a `Detector`, and calling it gives an `Uncertainty`;
-`layers(model, example)` lists what can be read. Other methods are in `hidden_uncertainty.baselines`, a reconstruction
-penalty for training in `hidden_uncertainty.regularise`, and a small network with digits in `hidden_uncertainty.demo`.
+`layers(model, example)` lists what can be read. Other methods are in `hidden_uncertainty.baselines`, and a small
+network with digits in `hidden_uncertainty.demo`.
 """
 
 from importlib import import_module

@@ -23,8 +23,6 @@ ABILITIES: dict[str, Abilities] = {
     "Mahalanobis": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
     "RelativeMahalanobis": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
     "NearestNeighbours": Abilities(save=True, features=True, pixels=True, labels=True, export=False),
-    "KernelDensity": Abilities(save=True, features=True, pixels=True, labels=False, export=False),
-    "Credibility": Abilities(save=True, features=True, pixels=False, labels=False, export=False),
     "SoftmaxEntropy": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
     "MaxProbability": Abilities(save=True, features=True, pixels=True, labels=True, export=True),
     "Energy": Abilities(save=True, features=True, pixels=True, labels=True, export=True),

@@ -18,9 +18,7 @@ def is_array(value: Any) -> bool:
 def to_tensor(value: Any, dtype: torch.dtype | None = None) -> Any:
     """An array as a tensor of its own memory, missing numbers as NaN; whatever is no array is returned as it is.
 
-    Args:
-        value: an array, or anything else.
-        dtype: of arrays in floating point, None as they are; whole numbers and booleans stay what they are.
+    `dtype` is for arrays in floating point; whole numbers and booleans stay what they are.
     """
     if not is_array(value):
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar, Self
@@ -16,9 +16,9 @@ from torch import nn
 from . import io
 from .abilities import require
 from .exporting import Compiled
-from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading, Unseen
-from .fitting import State, check_features, check_state, fit_data, fit_loader, gather, recalibrate, work
-from .model.batches import Adapter, Batch
+from .extract import AsIs, Extractor, Features, NoReader, PixelExtractor, Pixels, Reader, Reading
+from .fitting import State, calibrate, check_features, check_state, fit_data, fit_loader, gather, read_unseen, work
+from .model.batches import Adapter
 from .model.layers import with_names
 from .model.tasks import Condition, Task, TaskName, as_task
 from .notes import warn
@@ -176,8 +176,9 @@ class Detector(Decisions):
             spill: a folder for the features of mixtures, which are then fitted over passes of a file that is removed.
         """
         with work(self, process_group):
-            fitted, data = fit_loader(self, loader, calibration, holdout, spill)
-        self._keep(fitted, data)
+            ready, loader = self._ready(loader)
+            ready._keep(*fit_loader(ready, loader, calibration, holdout, spill))
+        self._become(ready)
         if holdout is not None:
             warn(
                 "calibrated on a part of the training data, which the network has seen: p-values and thresholds come "
@@ -191,7 +192,9 @@ class Detector(Decisions):
         Reductions that are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
         """
         with work(self, process_group):
-            state = gather(self, loader, self._reductions)
+            ready, loader = self._ready(loader) if self._reductions is None else (self, loader)
+            state = gather(ready, loader, self._reductions)
+        self._become(ready)
         if state.sample is not None:
             self._reductions = state.sample.reductions
         return state
@@ -228,9 +231,11 @@ class Detector(Decisions):
         with bars(self.progress), self.reader.tentative():
             if self._reductions is not None:
                 return self.reader.extract(loader, self._reductions)
-            features, _ = self.reader.fit(loader)
+            ready, loader = self._ready(loader)
+            features, _ = ready.reader.fit(loader)
         assert features is not None
-        self._reductions = features.reductions
+        ready._reductions = features.reductions
+        self._become(ready)
         return features
 
     def fit_features(self, features: Features, calibration: Features | None = None) -> Self:
@@ -248,15 +253,14 @@ class Detector(Decisions):
         """Calibrate with other unseen data; what was fitted stays. Set the threshold again."""
         fitted = self._fitted()
         with work(self, process_group):
-            return self._keep(recalibrate(self, fitted, loader), self._gathered)
+            unseen, kept = read_unseen(self, loader, fitted.head.reductions)
+            return self._keep(calibrate(self, fitted, unseen, "unseen", kept), self._gathered)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs: one batch as a loader gives it, `detector(batch)`, or several as the model takes them."""
         fitted = self._fitted()
-        reading = self._reading(self.reader.called(*args, **kwargs), fitted)
-        if reading.unusable is None:
-            return self._result(reading, fitted)
-        (u,) = self._results([reading], fitted)  # which warns
+        reading = self.reader.reading(self.reader.called(*args, **kwargs), fitted.head.reductions)
+        (u,) = map(fitted.result, counted([reading]))
         return u
 
     def predict(self, loader: Iterable[Any]) -> Uncertainty:
@@ -264,19 +268,19 @@ class Detector(Decisions):
         fitted = self._fitted()
         with bars(self.progress):
             batches = enumerate(self.reader.batches(loader, "scoring"))
-            readings = (self._reading(batch, fitted, index) for index, batch in batches)
-            return Uncertainty.cat([u.cpu() for u in self._results(readings, fitted)])
+            readings = (self.reader.reading(batch, fitted.head.reductions, index) for index, batch in batches)
+            return Uncertainty.cat([fitted.result(reading).cpu() for reading in counted(readings)])
 
     def read(self, *args: Any, **kwargs: Any) -> Reading:
         """Run the network on inputs, given as it takes them: its predictions, and what each term reads as rows."""
-        return self._reading(self.reader.called(*args, **kwargs), self._fitted())
+        return self.reader.reading(self.reader.called(*args, **kwargs), self._fitted().head.reductions)
 
     def predict_features(self, features: Features) -> Uncertainty:
         """Score features that `extract` gave."""
         require(self, "features")
         fitted = self._fitted()
         Features.require(features, self.layers, fitted.head.reductions)
-        (u,) = self._results(features.readings(), fitted)
+        (u,) = map(fitted.result, counted(features.readings()))
         return u
 
     def threshold(self, false_alarm: float, confidence: float | None = None) -> float:
@@ -355,6 +359,14 @@ class Detector(Decisions):
             )
         return self._state
 
+    def _ready(self, loader: Iterable[Any]) -> tuple[Self, Iterable[Any]]:
+        """What to fit, whose terms may be known only when the model has seen some inputs; and all of the loader."""
+        return self, loader
+
+    def _become(self, ready: Self) -> None:
+        if ready is not self:
+            self.__dict__ = {**self.__dict__, **ready.__dict__}  # in one step, as others may be scoring
+
     def _keep(self, fitted: Fitted, data: Any = None) -> Self:
         with _lock:
             self._state, self._reductions = fitted, fitted.head.reductions
@@ -365,19 +377,3 @@ class Detector(Decisions):
         """The methods as they are, where there is nothing to fit to features."""
         parts = {name: FittedTerm(AsIs(), copy.deepcopy(term.method)) for name, term in self.terms.items()}
         return Fitted(Head(parts, self._combination))
-
-    def _unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
-        return self.reader.unseen(loader, reductions)
-
-    def _readings(self, unseen: Unseen, fitted: Fitted) -> Iterator[Reading]:
-        return unseen.readings()
-
-    def _reading(self, batch: Batch, fitted: Fitted, index: int | None = None, *, labels: bool = False) -> Reading:
-        """Run the network on one batch."""
-        return self.reader.reading(batch, fitted.head.reductions, index, labels=labels)
-
-    def _results(self, readings: Iterable[Reading], fitted: Fitted) -> Iterator[Uncertainty]:
-        return (self._result(reading, fitted) for reading in counted(readings))
-
-    def _result(self, reading: Reading, fitted: Fitted) -> Uncertainty:
-        return fitted.result(reading)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,6 @@ FORMAT = "hidden-uncertainty"
 FORMAT_VERSION = 2
 METADATA = "__metadata__"  # how safetensors names what is not a tensor
 MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer ones
-STALE = 600  # seconds after which an unfinished file is that of a process that was killed
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -79,19 +77,7 @@ def name_of(kinds: Mapping[str, Any], kind: Any) -> str:
 def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a header and tensors to a file, which is replaced in one step: a failure leaves the old one as it was.
 
-    The same content gives the same bytes. Tensors are copied first: device, strides and shared memory do not matter.
-    A file that is replaced keeps its permissions. What a killed process left behind is removed by the next call.
-
-    Args:
-        header: what JSON can hold: dictionaries with text keys, lists, text, finite numbers, booleans and None. Numbers
-            of numpy count as Python's.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write(f"{folder}/detector.safetensors", {"layers": ["layer3"]}, {"mean": torch.zeros(2)})
-        ...     read(f"{folder}/detector.safetensors")
-        ({'layers': ['layer3']}, {'mean': tensor([0., 0.])})
+    The same content gives the same bytes. A file that is replaced keeps its permissions.
     """
     content = _serialise(_to_json(header), tensors)
     with replacing(path) as file:
@@ -114,7 +100,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            _remove_stale(target, os.fstat(file.fileno()).st_mtime)
             if target.exists():
                 os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
             yield file
@@ -137,8 +122,7 @@ def read(
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         preamble, start = _read_preamble(file, path, size)
-        metadata = _check_metadata(preamble, path)
-        _check_size(preamble, start, path, size)
+        metadata = _check_metadata(preamble, start, path, size)
         file.seek(0)
         content = file.read()
     try:
@@ -187,25 +171,7 @@ def _refuse_special(path: Any) -> None:
         raise ValueError(f"'{path}' is a device, a pipe or a socket: give the name of a plain file")
 
 
-def _remove_stale(target: Path, now: float) -> None:
-    """Remove what saves of the same file left that were killed; one that still writes has touched its file lately."""
-    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
-    for name in filter(ours.fullmatch, os.listdir(target.parent)):
-        try:
-            if (target.parent / name).stat().st_mtime < now - STALE:
-                (target.parent / name).unlink()
-        except OSError:  # another save was faster, or it is not ours to remove
-            continue
-
-
 def _serialise(header: str, tensors: Mapping[str, Tensor]) -> bytes:
-    for name, tensor in tensors.items():
-        if not isinstance(name, str) or name == METADATA:
-            raise ValueError(f"{name!r} cannot be the name of a tensor: use text other than {METADATA!r}")
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name!r} must be a tensor, not {type(tensor).__name__}")
-        if tensor.layout != torch.strided or tensor.is_meta:
-            raise ValueError(f"{name!r} must be a dense tensor with data, not {tensor.layout} on {tensor.device}")
     copies = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -237,8 +203,6 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any], int]:
     """The JSON text before the tensors, parsed, and where the tensors start."""
-    if size == 0:
-        raise ValueError(f"'{path}' is empty. Save it again.")
     if size < 8:
         _cut_short(path, size, "at least 8")
     length = int.from_bytes(file.read(8), "little")
@@ -254,7 +218,8 @@ def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any]
     return preamble, 8 + length
 
 
-def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
+def _check_metadata(preamble: dict[str, Any], start: int, path: Any, size: int) -> dict[str, str]:
+    """What this library wrote beside the tensors, if the file is one of its own, of a version it reads, and whole."""
     metadata = preamble.get(METADATA)
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError(
@@ -262,8 +227,9 @@ def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
         )
     try:
         version = int(metadata["version"])
+        ends = [int(entry["data_offsets"][1]) for name, entry in preamble.items() if name != METADATA]
     except WRONG as error:
-        _damaged(path, "it does not say its version", cause=error)
+        _damaged(path, "it does not say its version, or where its tensors lie", cause=error)
     if version > FORMAT_VERSION:
         raise ValueError(
             f"'{path}' was written by a newer version (format {version}, this one reads {FORMAT_VERSION}): "
@@ -271,19 +237,12 @@ def _check_metadata(preamble: dict[str, Any], path: Any) -> dict[str, str]:
         )
     if version < 1 or not all(isinstance(metadata.get(key), str) for key in ("header", "digest")):
         _damaged(path, "its metadata are incomplete")
-    return metadata
-
-
-def _check_size(preamble: dict[str, Any], start: int, path: Any, size: int) -> None:
-    try:
-        ends = [int(entry["data_offsets"][1]) for name, entry in preamble.items() if name != METADATA]
-    except WRONG as error:
-        _damaged(path, "it does not say where its tensors lie", cause=error)
     expected = start + max(ends, default=0)
     if size < expected:
         _cut_short(path, size, f"{expected:,}")
     if size > expected:
         _damaged(path, f"it has {size:,} bytes instead of {expected:,}")
+    return metadata
 
 
 def _cut_short(path: Any, size: int, expected: str) -> NoReturn:

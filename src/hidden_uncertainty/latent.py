@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from .density import Density, GaussianMixture
 from .detector import Detector
-from .extract import OUTPUTS, Features, Pixels
-from .fitting import State, work
+from .extract import OUTPUTS, Pixels
 from .marginal import Marginal
 from .marginal.base import MarginalName
 from .model.batches import Adapter
@@ -33,7 +32,6 @@ from .team import team
 
 POOLING = 10.0  # of covariances of classes, which score better than one for all while there is enough to fit them
 LARGEST = 1 << 23  # numbers in these covariances at most: products with more take as long as small networks
-MOST_MASSES = 1 << 27  # of distributions at a time: 2 GiB with their points, in float64
 
 
 class LatentDensity(Detector):
@@ -119,41 +117,6 @@ class LatentDensity(Detector):
         terms = [Term(DensityMethod(densities[name], prior), name, how) for name, how in chosen.items()]
         super().__init__(model, terms, combine=combine or "last", **options)
 
-    def fit(
-        self,
-        loader: Iterable[Any],
-        calibration: Iterable[Any] | None = None,
-        *,
-        process_group: Any = None,
-        **options: Any,
-    ) -> Self:
-        """Fit to the activations on training data, as `Detector.fit`; `layers="auto"` chooses layers first."""
-        if self._auto is None:
-            return super().fit(loader, calibration, process_group=process_group, **options)
-        with work(self, process_group):
-            chosen, loader = self._chosen(loader)
-            Detector.fit(chosen, loader, calibration, **options)
-        return self._become(chosen)
-
-    def gather(self, loader: Iterable[Any], *, process_group: Any = None) -> State:
-        """What a fit needs of training data, as `Detector.gather`; `layers="auto"` chooses layers first."""
-        if self._auto is None or self._reductions is not None:
-            return super().gather(loader, process_group=process_group)
-        with work(self, process_group):
-            chosen, loader = self._chosen(loader)
-            state = Detector.gather(chosen, loader)
-        self._become(chosen)
-        return state
-
-    def extract(self, loader: Iterable[Any]) -> Features:
-        """Keep the reduced activations of a loader, as `Detector.extract`; `layers="auto"` chooses layers first."""
-        if self._auto is None or self._reductions is not None:
-            return super().extract(loader)
-        chosen, loader = self._chosen(loader)
-        features = Detector.extract(chosen, loader)
-        self._become(chosen)
-        return features
-
     @property
     def weights(self) -> dict[str, float]:
         """What each layer's word weighs in the combined score, where that was learnt by `combine="fisher"`."""
@@ -205,21 +168,16 @@ class LatentDensity(Detector):
         prediction = prediction if self.pixels is None else prediction.flatten()
         if prediction.dim() != 1 or not prediction.is_floating_point():
             raise TypeError("a distribution over a grid is for networks that predict one number per input.")
-        points = method.prior.fitted.size
-        if len(prediction) * points > MOST_MASSES:
-            raise ValueError(
-                f"the distributions of {len(prediction):,} numbers on {points:,} points each would take "
-                f"{len(prediction) * points * 16 / 1e9:,.0f} GB: give fewer inputs at a time, or smaller ones."
-            )
         parts: list[tuple[Tensor, Tensor]] = []
         for z, _, some in reading.rows(name):
             parts += method.posteriors(z.to(device), some.to(device), grid)
         support, log_mass = (torch.cat(part) for part in zip(*parts, strict=True))
         return OutputDistribution(support, log_mass, prediction)
 
-    def _chosen(self, loader: Iterable[Any]) -> tuple[LatentDensity, Iterable[Any]]:
+    def _ready(self, loader: Iterable[Any]) -> tuple[Self, Iterable[Any]]:
         """A detector of layers that were found by running the model on the first batch, and all of the loader."""
-        assert self._auto is not None
+        if self._auto is None:
+            return self, loader
         reader, crew = self.reader, team()
         found: tuple[Any, ...] | None = None
         with crew.step():
@@ -240,7 +198,7 @@ class LatentDensity(Detector):
         task, choices, classes = from_config(known[0][0]), [Choice(*choice) for choice in known[0][1]], known[0][2]
         choices = choices if classes is not None else choices[-1:]
         note(f"layers: {'; '.join(map(str, choices))}. Name them with layers= to choose others.")
-        chosen = LatentDensity.__new__(type(self))
+        chosen = type(self).__new__(type(self))
         asked = dict(self._auto)
         wanted = asked.pop("combine")
         if asked["density"] is None and isinstance(task, MultiLabel):
@@ -250,10 +208,6 @@ class LatentDensity(Detector):
         options |= {"condition": self.condition, "progress": self.progress, "combine": wanted or combine}
         Detector.__init__(chosen, self.model, terms, **options)
         return chosen, loader
-
-    def _become(self, other: LatentDensity) -> Self:
-        self.__dict__ = {**self.__dict__, **other.__dict__}  # in one step, as others may be scoring
-        return self
 
 
 def suggest(

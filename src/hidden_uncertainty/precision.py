@@ -110,13 +110,6 @@ def precise(function: Callable[P, T]) -> Callable[P, T]:
     The setting of TF32 belongs to the process. It is restored when the last thread has left, so that threads that come
     and go in any order leave the user's setting as it was. While a graph is traced (`torch.export`, `torch.compile`)
     nothing is changed: the setting when the graph runs decides.
-
-    Example:
-        >>> torch.set_float32_matmul_precision("high")
-        >>> product = precise(torch.mm)(torch.ones(2, 3), torch.ones(3, 2))
-        >>> torch.get_float32_matmul_precision()
-        'high'
-        >>> torch.set_float32_matmul_precision("highest")
     """
 
     @wraps(function)
@@ -163,13 +156,7 @@ def gradients(enabled: bool, *, lasting: bool = False) -> Callable[[Callable[P, 
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast switched off; costs nothing where it is off for this kind of device.
-
-    Example:
-        >>> with torch.autocast("cpu"), without_autocast(torch.device("cpu")):
-        ...     (torch.ones(2, 3) @ torch.ones(3, 2)).dtype
-        torch.float32
-    """
+    """Autocast switched off; costs nothing where it is off for this kind of device."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     if torch.compiler.is_compiling():

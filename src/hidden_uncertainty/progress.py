@@ -10,7 +10,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,16 +36,16 @@ class Bar:
 
     def __init__(self, description: str, total: int | None = None) -> None:
         self.description, self.total, self.completed = description, total, 0
-        self._info: dict[str, float | str] = {}
+        self._info: dict[str, str] = {}
         self._row: tuple[Progress, TaskID] | None = None
 
     def advance(self, n: int = 1, **info: float | str) -> None:
         """Record `n` more steps, and named values to show beside them, each until it is given again."""
         self.completed += n
-        self._info.update(info)
+        self._info |= {name: value if isinstance(value, str) else f"{value:.4g}" for name, value in info.items()}
         if self._row is not None and self._row[0] is _display:
             display, row = self._row
-            display.update(row, advance=n, info=_text(self._info))
+            display.update(row, advance=n, info="  ".join(f"{name} {value}" for name, value in self._info.items()))
 
 
 def silence(silent: bool = True) -> None:
@@ -65,9 +64,9 @@ def bars(enabled: bool | None) -> Iterator[None]:
     """Say for a block, and for all that it calls, whether bars are drawn.
 
     Args:
-        enabled: False never draws bars. True always does, and prints one line at the end where no bar can be drawn.
-            None keeps what a block around this one says; without one, bars are drawn when stderr is a terminal, in the
-            first of several processes, unless `silence` was called.
+        enabled: False never draws bars, True wherever stderr is a terminal. None keeps what a block around this one
+            says; without one, bars are drawn on a terminal in the first of several processes, unless `silence` was
+            called.
 
     Example:
         >>> with bars(False), progress_bar("mixture", total=3) as bar:
@@ -82,48 +81,23 @@ def bars(enabled: bool | None) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
-    """Show one bar for the length of a `with` block; whatever ends the block, the terminal is left as it was.
-
-    Example:
-        >>> with progress_bar("mixture", total=3) as bar:
-        ...     for step in range(3):
-        ...         bar.advance(likelihood=-1.0 / (step + 1))
-        >>> bar.completed
-        3
-    """
-    bar = Bar(description, total)
-    enabled = _wanted.get()
-    if enabled is None and _silent:
-        enabled = False
-    drawable = enabled is not False and _drawable()
-    if enabled is None:
-        enabled = drawable and first_process()
-    if not enabled:
+    """Show one bar for the length of a `with` block; whatever ends the block, the terminal is left as it was."""
+    bar, wanted = Bar(description, total), _wanted.get()
+    if wanted is None:
+        wanted = not _silent and first_process()
+    if not wanted or not _drawable():
         yield bar
         return
-    start = time.monotonic()
-    if drawable:
-        bar._row = _open(bar)
+    bar._row = _open(bar)
     try:
         yield bar
     finally:
-        if bar._row is not None:
-            display, row = bar._row
-            bar._row = None
-            _close(display, row)
-        else:
-            steps = str(bar.completed) if total is None else f"{bar.completed}/{total}"
-            line = f"{description}: {steps} in {time.monotonic() - start:.1f} s {_text(bar._info)}".rstrip()
-            _get_console().print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        row, bar._row = bar._row, None
+        _close(*row)
 
 
 def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
-    """Iterate over `items` behind a bar; `total` is how many there are, `len(items)` when it has one.
-
-    Example:
-        >>> sum(track([1, 2, 3], "adding"))
-        6
-    """
+    """Iterate over `items` behind a bar; `total` is how many there are, `len(items)` when it has one."""
     with progress_bar(description, count(items) if total is None else total) as bar:
         for item in items:
             yield item
@@ -151,12 +125,6 @@ def _get_console() -> Console:
 
         _console = Console(stderr=True)
     return _console
-
-
-def _text(info: dict[str, float | str]) -> str:
-    return "  ".join(
-        f"{name} {value if isinstance(value, str) else format(value, '.4g')}" for name, value in info.items()
-    )
 
 
 def _open(bar: Bar) -> tuple[Progress, TaskID]:

@@ -67,11 +67,7 @@ def shapes_of(state: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 
 
 class Unallocated(TorchFunctionMode):
-    """Tensors that are made in this block have a shape and take no memory.
-
-    Args:
-        limit: how many, roughly: a header may ask for modules without end.
-    """
+    """Tensors that are made in this block have a shape and take no memory; a header may ask for them without end."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()

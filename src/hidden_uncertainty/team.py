@@ -12,91 +12,53 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from .notes import note
-
 T = TypeVar("T")
 MEET = timedelta(minutes=5)  # that processes wait for each other to call
 WORK = timedelta(hours=12)  # that they wait for the slowest shard; a process that ends is noticed at once
-PATIENT = timedelta(seconds=10)  # before a note says who is waited for
 
 
 class Team:
-    """This process alone: all that it knows is all that there is."""
+    """Processes with a connection of their own over main memory, whatever backend their group has; or one alone."""
 
     rank, size = 0, 1
+    _group: Any = None
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, the same bits in each."""
-        return tensor
-
-    def all(self, thing: T) -> list[T]:
-        """What each process has, in the order of ranks: text, numbers, tensors, or tuples, lists and dicts of these."""
-        return [thing]
-
-    def first(self, thing: T) -> T:
-        """What the first process has."""
-        return thing
-
-    def to_first(self, thing: T) -> list[T]:
-        """What each process has, as `all`, for the first one; others get an empty list."""
-        return [thing]
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Work that each process does by itself, without the others: an error in one is an error in all."""
-        yield
-
-    def leave(self) -> None:
-        """Close the connection, whatever still refers to the team: others that wait for this process then stop."""
-
-    def same(self, what: str, value: Any) -> None:
-        """Raise unless all processes have the same."""
-        others = self.all(value)
-        wrong = [rank for rank, other in enumerate(others) if other != others[0]]
-        if wrong:
-            raise ValueError(f"{what} of process {wrong[0]} is {others[wrong[0]]}, that of process 0 {others[0]}.")
-
-
-class Processes(Team):
-    """Several processes, by a connection of their own over main memory, whatever backend their group has.
-
-    Args:
-        group: of `torch.distributed`; None is the one of all processes.
-    """
-
-    def __init__(self, group: Any = None) -> None:
+    def connect(self, group: Any) -> None:
+        """Wait until all processes of a group of `torch.distributed`, None for all there are, have called this."""
         ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
         self.rank, self.size = distributed.get_rank(group), len(ranks)
         store = distributed.distributed_c10d._get_default_store()
         calls = distributed.PrefixStore(f"hidden_uncertainty/{ranks}", store)
         here = distributed.PrefixStore(str(calls.add(str(self.rank), 1)), calls)
-        self._meet(here)
-        self._group: Any = distributed.ProcessGroupGloo(here, self.rank, self.size, WORK)
-
-    def _meet(self, store: Any) -> None:
-        """Wait until all processes are here."""
         keys = [f"here {rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], "")
-        for patience in (PATIENT, MEET - PATIENT):
-            try:
-                store.wait(keys, patience)
-                return
-            except RuntimeError:
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                note(f"waiting for process {missing} of {self.size} to call the same method.")
-        raise RuntimeError(
-            f"process {missing} of {self.size} did not call the same method within {MEET.seconds} s. All processes of "
-            "a group must call it, each with its own shard; for a fit in this process alone, pass process_group=False."
-        )
+        here.set(keys[self.rank], "")
+        try:
+            here.wait(keys, MEET)
+        except RuntimeError as error:
+            missing = [rank for rank, key in enumerate(keys) if not here.check([key])]
+            raise RuntimeError(
+                f"process {missing} of {self.size} did not call the same method within {MEET.seconds} s. All processes "
+                "of a group must call it, each with its own shard; for a fit in this process alone, pass "
+                "process_group=False."
+            ) from error
+        self._group = distributed.ProcessGroupGloo(here, self.rank, self.size, WORK)
+
+    def leave(self) -> None:
+        """Close the connection, whatever still refers to the team: others that wait for this process then stop."""
+        self._group = None
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor over all processes, the same bits in each."""
+        if self.size == 1:
+            return tensor
         total = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         self._wait(self._group.allreduce([total]))
         return total.to(tensor.device)
 
     def all(self, thing: T) -> list[T]:
-        """What each process has, in the order of ranks."""
+        """What each process has, in the order of ranks: text, numbers, tensors, or tuples, lists and dicts of these."""
+        if self.size == 1:
+            return [thing]
         mine = _packed(thing)
         sizes = self._gathered(torch.tensor([len(mine)], device="cpu"))
         room = torch.zeros(max(map(int, sizes)), dtype=torch.uint8, device="cpu")
@@ -106,6 +68,8 @@ class Processes(Team):
 
     def first(self, thing: T) -> T:
         """What the first process has."""
+        if self.size == 1:
+            return thing
         mine = _packed(thing) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8, device="cpu")
         (size, *_) = self._gathered(torch.tensor([len(mine)], device="cpu"))
         room = mine if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8, device="cpu")
@@ -115,7 +79,9 @@ class Processes(Team):
         return thing if self.rank == 0 else _unpacked(room)
 
     def to_first(self, thing: T) -> list[T]:
-        """What each process has, for the first one; others get an empty list."""
+        """What each process has, as `all`, for the first one; others get an empty list."""
+        if self.size == 1:
+            return [thing]
         mine = _packed(thing if self.rank else None)
         sizes = [int(size) for size in self._gathered(torch.tensor([len(mine)], device="cpu"))]
         if self.rank:
@@ -128,9 +94,19 @@ class Processes(Team):
             found.append(_unpacked(room))
         return found
 
+    def same(self, what: str, value: Any) -> None:
+        """Raise unless all processes have the same."""
+        others = self.all(value)
+        wrong = [rank for rank, other in enumerate(others) if other != others[0]]
+        if wrong:
+            raise ValueError(f"{what} of process {wrong[0]} is {others[wrong[0]]}, that of process 0 {others[0]}.")
+
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Work that each process does by itself: an error in one is an error in all."""
+        """Work that each process does by itself, without the others: an error in one is an error in all."""
+        if self.size == 1:
+            yield
+            return
         error: BaseException | None = None
         try:
             yield
@@ -142,10 +118,6 @@ class Processes(Team):
         failed = [f"process {rank} of {self.size} failed: {text}" for rank, text in enumerate(said) if text is not None]
         if failed:
             raise RuntimeError("; ".join(failed))
-
-    def leave(self) -> None:
-        """Close the connection."""
-        self._group = None
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -171,8 +143,7 @@ def team() -> Team:
 def together(process_group: Any = None) -> Iterator[Team]:
     """Have all processes of a group work together for a block, which each of them must enter.
 
-    Args:
-        process_group: None is all processes of `torch.distributed`, where it is in use; False is this process alone.
+    None is all processes of `torch.distributed`, where it is in use; False is this process alone.
     """
     around = _current.get()
     known = _team_of(process_group) if around is None else around
@@ -186,14 +157,17 @@ def together(process_group: Any = None) -> Iterator[Team]:
 
 
 def _team_of(group: Any) -> Team:
+    found = Team()
     if group is False or not distributed.is_available() or not distributed.is_initialized():
         if group not in (None, False):
             raise RuntimeError("process_group= was given, but torch.distributed is not in use: leave it out.")
-        return Team()
+        return found
     size = distributed.get_world_size(group)
     if size < 1:
         raise ValueError("this process is not in the process_group that was given: only its members may call.")
-    return Team() if size == 1 else Processes(group)
+    if size > 1:
+        found.connect(group)
+    return found
 
 
 def _packed(thing: Any) -> Tensor:

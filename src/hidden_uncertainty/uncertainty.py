@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 Index = int | slice | Tensor | Sequence[int] | Sequence[bool]
 
 
-class _Alarm:
-    """What is surprising, for scores with a threshold."""
+class _Scores:
+    """Scores with one entry per input, and what is surprising where there is a threshold."""
 
     epistemic: Tensor
     threshold: float | None
+
+    def __len__(self) -> int:
+        return len(self.epistemic)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._summary())
 
     @property
     def surprising(self) -> Tensor:
@@ -37,9 +43,38 @@ class _Alarm:
         precise = torch.float32 if self.epistemic.device.type == "mps" else torch.float64
         return ~(self.epistemic.to(precise) <= self.threshold)
 
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def _map(self, change: Callable[[Tensor], Tensor], **others: Any) -> Self:
+        """The same with all tensors changed, and others given."""
+        changed = {name: change(value) for name, value in self._tensors().items()}
+        return replace(self, **changed, **others)  # type: ignore[type-var]  # a dataclass
+
+    def _check_lengths(self) -> None:
+        lengths = {value.shape[:1] for value in self._tensors().values()}
+        if () in lengths or len(lengths) > 1:
+            shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self._tensors().items())
+            raise ValueError(f"every field needs one entry per input, along its first dimension; got {shapes}")
+
+    def _summary(self) -> list[str]:
+        inputs = "1 input" if len(self) == 1 else f"{len(self):,} inputs"
+        lines = [f"{type(self).__name__} of {inputs}"]
+        if len(self) > 1:
+            lines.append(f"  {'':<14} {'mean':<10} {'min':<10} max")
+        for name, value in self._tensors().items():
+            if name not in ("prediction", "spread", "part", "probabilities") and value.numel():
+                told = f"{value.double().mean():<10.4g} {value.min():<10.4g} {value.max():.4g}"
+                lines.append(f"  {name:<14} {told if value.numel() > 1 else f'{value.item():.4g}'}")
+        if self.threshold is not None and self.epistemic.numel():
+            above = self.surprising
+            share = f"{100 * above.float().mean():.1f} % above" if above.numel() > 1 else f"{bool(above)}, threshold"
+            lines.append(f"  {'surprising':<14} {share} {self.threshold:.4g}")
+        return lines
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LayerScores(_Alarm):
+class LayerScores(_Scores):
     """Scores of one layer, (n,) each or (n, H, W) for pixels, higher when more uncertain, in nats; None where absent.
 
     Args:
@@ -66,14 +101,7 @@ class LayerScores(_Alarm):
     probabilities: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_lengths(self)
-
-    def __len__(self) -> int:
-        return len(self.epistemic)
-
-    def __getitem__(self, rows: Tensor) -> Self:
-        """The scores of some inputs, by a mask or indices."""
-        return replace(self, **_map(self, lambda value: value[rows.to(value.device)]))
+        self._check_lengths()
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -82,14 +110,11 @@ class LayerScores(_Alarm):
 
     def reshape(self, shape: Sequence[int]) -> Self:
         """The same scores, each field of this shape."""
-        return replace(self, **_map(self, lambda value: value.reshape(*shape)))
-
-    def __repr__(self) -> str:
-        return "\n".join(_summary(self))
+        return self._map(lambda value: value.reshape(*shape))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Uncertainty(_Alarm):
+class Uncertainty(_Scores):
     """Predictions and how uncertain they are, of every method; scores are higher when more uncertain.
 
     Index it by a number, a slice, a mask or a tensor of indices, and every field follows: `u[u.surprising]`.
@@ -138,7 +163,7 @@ class Uncertainty(_Alarm):
     probabilities: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_lengths(self)
+        self._check_lengths()
         for name, scores in self.layers.items():
             if len(scores) != len(self):
                 raise ValueError(
@@ -162,19 +187,16 @@ class Uncertainty(_Alarm):
             )
         return torch.special.entr(p) + torch.special.entr(1 - p)
 
-    def __len__(self) -> int:
-        return len(self.prediction)
-
     def __getitem__(self, index: Index) -> Self:
         rows = _rows(index, len(self))
-        return self._map(lambda value: value[rows if isinstance(rows, slice) else rows.to(value.device)])
+        return self._all(lambda value: value[rows if isinstance(rows, slice) else rows.to(value.device)])
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
 
     def to(self, device: torch.device | str) -> Self:
         """The same result with every tensor on a device."""
-        return self._map(lambda value: value.to(device))
+        return self._all(lambda value: value.to(device))
 
     def cpu(self) -> Self:
         """The same result with every tensor in main memory."""
@@ -182,7 +204,7 @@ class Uncertainty(_Alarm):
 
     def numpy(self) -> dict[str, np.ndarray]:
         """Copies of all fields by name, with `"surprising"` where there is a threshold, and `"LAYER.epistemic"`."""
-        found = _tensors(self)
+        found = self._tensors()
         if self.threshold is not None:
             found["surprising"] = self.surprising
         found |= {f"{name}.epistemic": scores.epistemic for name, scores in self.layers.items()}
@@ -228,11 +250,11 @@ class Uncertainty(_Alarm):
             raise ValueError("there are no results to put together: expected at least one")
         first = results[0]
         for i, result in enumerate(results):
-            _check_same(i, "layers", list(result.layers), list(first.layers))
-            _check_same(i, "threshold", result.threshold, first.threshold)
-            _check_same(i, "fields", list(_tensors(result)), list(_tensors(first)))
-            for name, scores in result.layers.items():
-                _check_same(i, f"fields of layer {name!r}", list(_tensors(scores)), list(_tensors(first.layers[name])))
+            known, found = first._fields(), result._fields()
+            for what in {**known, **found}:
+                mine, other = known.get(what), found.get(what)
+                if mine != other:
+                    raise ValueError(f"results differ in their {what}: {mine} in the first, {other} at position {i}")
             if result.prediction.shape[1:] != first.prediction.shape[1:]:
                 raise ValueError(
                     f"maps of different sizes make no tensor: {tuple(first.prediction.shape[1:])} in the first result, "
@@ -261,27 +283,20 @@ class Uncertainty(_Alarm):
         names = list(parts)
         return [names[place] for place in torch.stack([*parts.values()]).argmax(0).tolist()]
 
-    def __repr__(self) -> str:
-        lines = _summary(self)
-        if self.layers:
-            lines.append(f"  {'layers':<14} {', '.join(self.layers)}")
-        return "\n".join(lines)
+    def _summary(self) -> list[str]:
+        return super()._summary() + ([f"  {'layers':<14} {', '.join(self.layers)}"] if self.layers else [])
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        layers = {name: replace(scores, **_map(scores, change)) for name, scores in self.layers.items()}
-        return replace(self, layers=layers, **_map(self, change))
+    def _all(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return self._map(change, layers={name: scores._map(change) for name, scores in self.layers.items()})
 
-
-def _tensors(scores: LayerScores | Uncertainty) -> dict[str, Tensor]:
-    return {item.name: value for item in fields(scores) if isinstance(value := getattr(scores, item.name), Tensor)}
-
-
-def _map(scores: LayerScores | Uncertainty, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    return {name: change(value) for name, value in _tensors(scores).items()}
+    def _fields(self) -> dict[str, Any]:
+        """What results have in common that are put together."""
+        own = {f"fields of layer {name!r}": list(scores._tensors()) for name, scores in self.layers.items()}
+        return {"layers": list(self.layers), "threshold": self.threshold, "fields": list(self._tensors()), **own}
 
 
 def _cat(results: Sequence[LayerScores | Uncertainty]) -> dict[str, Any]:
-    return {name: torch.cat([getattr(result, name) for result in results]) for name in _tensors(results[0])}
+    return {name: torch.cat([getattr(result, name) for result in results]) for name in results[0]._tensors()}
 
 
 def _rows(index: Index, length: int) -> slice | Tensor:
@@ -299,35 +314,3 @@ def _rows(index: Index, length: int) -> slice | Tensor:
     if rows.dtype != torch.bool and rows.numel() and not -length <= int(rows.min()) <= int(rows.max()) < length:
         raise IndexError(f"index {index} is outside the result, which has {length} inputs")
     return rows
-
-
-def _check_lengths(scores: LayerScores | Uncertainty) -> None:
-    lengths = {value.shape[:1] for value in vars(scores).values() if isinstance(value, Tensor)}
-    if () in lengths or len(lengths) > 1:
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in _tensors(scores).items())
-        raise ValueError(f"every field needs one entry per input, along its first dimension; got {shapes}")
-
-
-def _check_same(position: int, what: str, value: object, first: object) -> None:
-    if value != first:
-        raise ValueError(f"results differ in their {what}: {first} in the first, {value} at position {position}")
-
-
-def _summary(scores: LayerScores | Uncertainty) -> list[str]:
-    inputs = "1 input" if len(scores) == 1 else f"{len(scores):,} inputs"
-    lines = [f"{type(scores).__name__} of {inputs}"]
-    shown = {
-        name: value
-        for name, value in _tensors(scores).items()
-        if name not in ("prediction", "spread", "part", "probabilities") and value.numel()
-    }
-    if len(scores) > 1:
-        lines.append(f"  {'':<14} {'mean':<10} {'min':<10} max")
-    for name, value in shown.items():
-        told = f"{value.double().mean():<10.4g} {value.min():<10.4g} {value.max():.4g}"
-        lines.append(f"  {name:<14} {told if value.numel() > 1 else f'{value.item():.4g}'}")
-    if scores.threshold is not None and scores.epistemic.numel():
-        above = scores.surprising
-        share = f"{100 * above.float().mean().item():.1f} % above" if above.numel() > 1 else f"{bool(above)}, threshold"
-        lines.append(f"  {'surprising':<14} {share} {scores.threshold:.4g}")
-    return lines

@@ -26,9 +26,7 @@ class Kind(NamedTuple):
     fits: bool = True  # needs fit; methods on outputs alone do not
     far: bool = True  # inputs far from all data score higher; else at least those between classes do
     random: bool = False  # a result depends on an input's place in its batch
-    ties: bool = False  # many inputs have the same score
     single: bool = False  # takes one tensor, no keywords
-    moves: bool = False  # moves its inputs, and refuses what has none
 
 
 def on(method, **settings):
@@ -79,13 +77,9 @@ BUILD: dict[str, Kind] = {
     "Detector, outputs alone": Kind(whole(outputs), layers=False, far=False),
     "LatentDensity": Kind(on(LatentDensity, density=GaussianMixture(1))),
     "Mahalanobis": Kind(on(baselines.Mahalanobis)),
-    "Mahalanobis, inputs moved": Kind(on(baselines.Mahalanobis, epsilon=0.01), moves=True),
     "RelativeMahalanobis": Kind(on(baselines.RelativeMahalanobis), far=False),
     "NearestNeighbours": Kind(on(baselines.NearestNeighbours, k=5, normalise=False)),
     "NearestNeighbours, normalised": Kind(on(baselines.NearestNeighbours, k=5), far=False),
-    "KernelDensity": Kind(on(baselines.KernelDensity, k=20), far=False, ties=True),
-    "KernelDensity, Gaussian": Kind(on(baselines.KernelDensity, how="gaussian")),
-    "Credibility": Kind(on(baselines.Credibility, k=20, condition="prediction"), far=False, ties=True),
     "SoftmaxEntropy": Kind(whole(baselines.SoftmaxEntropy), **OUTPUTS),
     "MaxProbability": Kind(whole(baselines.MaxProbability), **OUTPUTS),
     "Energy": Kind(whole(partial(baselines.Energy, temperature=2.0)), **OUTPUTS),
@@ -218,19 +212,15 @@ def test_p_values_and_thresholds(name, kind, fitted, data):
         assert torch.equal(scores.p_value, p_values(some.epistemic, scores.epistemic, calibration))
         assert torch.equal(scores.surprising, scores.p_value <= 0.1)
         assert scores.surprising.float().mean() < 0.16
-        assert kind.ties or scores.surprising.float().mean() > 0.05
+        assert scores.surprising.float().mean() > 0.05
     again = fitted.calibrate(data["test"]).predict(data["test"])
     assert fitted.calibrated == "unseen" and again.threshold is None
     assert torch.equal(again.p_value, p_values(again.epistemic, again.epistemic, fitted.head.calibration))
-    assert name == "Credibility" or torch.equal(again.epistemic, u.epistemic)  # it is a p-value itself
+    assert torch.equal(again.epistemic, u.epistemic)
 
 
 def test_holdout(kind, trained, data):
     method = kind.build(trained)
-    if kind.moves:
-        with pytest.raises(ValueError, match="cannot be moved: pass calibration="):
-            method.fit(data["train"], holdout=0.3)
-        return
     with pytest.warns(UserWarning, match="come without their guarantee") as caught:
         method.fit(data["train"], holdout=0.3)
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -327,7 +317,7 @@ def test_several_labels(able, kind, trained, data, tmp_path):
     if able.save:
         method.save(tmp_path / "detector")
         close(type(method).load(tmp_path / "detector", trained).predict(loaders[2]), u, rtol=1e-6, atol=1e-6)
-    if able.features and not kind.moves:
+    if able.features:
         again = kind.build(trained, task="multi-label")
         again.fit_features(again.extract(loaders[0]), again.extract(loaders[1]))
         found = again.predict_features(again.extract(loaders[2]))
@@ -342,10 +332,6 @@ def test_features(able, kind, fitted, trained, data):
                 call(data["train"])
         return
     train, unseen, test = (method.extract(data[part]) for part in ("train", "unseen", "test"))
-    if kind.moves:
-        with pytest.raises(ValueError, match="epsilon moves inputs"):
-            method.fit_features(train).predict_features(test)
-        return
     expected = fitted.predict(data["test"])
     found = method.fit_features(train, calibration=unseen).predict_features(test)
     # Ties are measured on rows of the features, not on the network.
@@ -385,8 +371,8 @@ def images(n, seed):
 
 def test_pixels(name, able, kind, segments, tmp_path):
     pixels, train, unseen, new = Pixels(share=0.05), images(20, 0), images(19, 1), images(10, 2)
-    if not able.pixels or kind.moves:
-        text = "moves whole inputs" if kind.moves else f"{name}.*(whole inputs, not pixels|argument 'pixels')"
+    if not able.pixels:
+        text = f"{name}.*(whole inputs, not pixels|argument 'pixels')"
         with pytest.raises((NotImplementedError, TypeError, ValueError), match=text):
             kind.build(segments, pixels=pixels)
         return
@@ -416,7 +402,7 @@ def test_pixels(name, able, kind, segments, tmp_path):
             kind.build(segments, pixels=Pixels(resolution="latent"))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in BUILD.items() if kind.layers and name != "Credibility"])
+@pytest.mark.parametrize("name", [name for name, kind in BUILD.items() if kind.layers])
 @pytest.mark.parametrize("combine", ["last", "mean", {"hidden": 0.5, "body.0": 2.0}, {"body.0": 1.0}])
 def test_layers_are_combined_as_asked(name, combine, trained, data):
     build = BUILD[name].build

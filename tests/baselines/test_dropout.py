@@ -69,10 +69,9 @@ def test_mean_and_variance_of_a_linear_layer() -> None:
     assert u.aleatoric is None
 
 
-@pytest.mark.parametrize("max_rows", [6, 13, 10_000])
-def test_all_at_once_draws_from_the_distribution_of_a_loop(max_rows: int) -> None:
+def test_samples_are_drawn_from_the_distribution_of_a_loop() -> None:
     model, x, samples = classifier(), inputs(), 3000
-    u = MCDropout(model, samples, max_rows=max_rows)(x)
+    u = MCDropout(model, samples)(x)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(5)
         model.eval()
@@ -88,7 +87,7 @@ def test_all_at_once_draws_from_the_distribution_of_a_loop(max_rows: int) -> Non
 
 def test_one_pass_per_sample_is_the_loop_that_one_would_write() -> None:
     model, x = classifier().eval(), inputs()
-    u = MCDropout(model, 7, seed=3, max_rows=1)(x)
+    u = MCDropout(model, 7, seed=3)(x)
     model[3].train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
@@ -105,34 +104,29 @@ def test_rows_do_not_share_masks() -> None:
     assert len(epistemic.unique()) == 8
 
 
-@pytest.mark.parametrize("max_rows", [1, 15, 512])
-def test_same_seed_same_result_and_the_generator_goes_on(max_rows: int) -> None:
+def test_same_seed_same_result_and_the_generator_goes_on() -> None:
     model, x = classifier(), inputs()
     before = torch.get_rng_state()
-    first = MCDropout(model, seed=1, max_rows=max_rows)(x)
+    first = MCDropout(model, seed=1)(x)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    again = MCDropout(model, seed=1, max_rows=max_rows)
+    again = MCDropout(model, seed=1)
     assert torch.equal(again(x).epistemic, first.epistemic)
     assert torch.equal(again(x).epistemic, first.epistemic)
-    assert not torch.equal(MCDropout(model, seed=2, max_rows=max_rows)(x).epistemic, first.epistemic)
+    assert not torch.equal(MCDropout(model, seed=2)(x).epistemic, first.epistemic)
 
 
-@pytest.mark.parametrize("max_rows", [1, 512])
-def test_the_model_is_what_it_was_also_when_it_raises(max_rows: int) -> None:
+def test_the_model_is_what_it_was_also_when_it_raises() -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise ArithmeticError("no")
 
     model = nn.Sequential(*classifier(), Fails())
     before, state = snapshot(model), torch.get_rng_state()
-    with pytest.raises(ArithmeticError) as caught:
-        MCDropout(model, task="classification", max_rows=max_rows)(inputs())
+    with pytest.raises(ArithmeticError):
+        MCDropout(model, task="classification")(inputs())
     assert same(snapshot(model), before)
     assert torch.equal(torch.get_rng_state(), state)
-    notes = getattr(caught.value, "__notes__", [])
-    assert bool(notes) == (max_rows > 1)
-    assert all("repeated 10 times along the batch" in note and "max_rows=1" in note for note in notes)
 
 
 def test_nothing_is_in_training_mode_while_it_runs() -> None:
@@ -146,20 +140,6 @@ def test_nothing_is_in_training_mode_while_it_runs() -> None:
     model = nn.Sequential(*classifier(), Looks()).train()
     MCDropout(model, task="classification")(inputs())
     assert modes and not any(map(any, modes))
-
-
-@pytest.mark.parametrize(("samples", "n", "max_rows", "passes"), [(10, 6, 512, 1), (10, 6, 24, 3), (10, 6, 5, 10)])
-def test_how_many_passes(samples: int, n: int, max_rows: int, passes: int) -> None:
-    rows = []
-    model = classifier()
-    method = MCDropout(model, samples, max_rows=max_rows, task="classification")
-    method(inputs(n))  # the first looks whether rows share masks, with a pass more
-    handle = model[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
-    method(inputs(n))
-    handle.remove()
-    assert sum(rows) == samples * n
-    assert len(rows) == passes
-    assert max(rows) <= max(max_rows, n)
 
 
 def mine(layer: nn.Module, x: Tensor, seed: int = 3) -> Tensor:
@@ -230,7 +210,7 @@ def test_what_draws_inside_torch_is_seeded_and_the_generator_goes_on(model: nn.M
     # As the loop that one would write, with the layer alone in training mode.
     model.eval()
     model.drop.train()
-    u = MCDropout(model, 7, task="regression", seed=3, max_rows=1)(x)
+    u = MCDropout(model, 7, task="regression", seed=3)(x)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         torch.testing.assert_close(u.prediction, torch.stack([model(x) for _ in range(7)]).mean(0))
@@ -245,7 +225,7 @@ def test_the_generator_of_the_process_is_not_touched() -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        MCDropout(Uses(draws), task="regression", max_rows=1)(inputs())
+        MCDropout(Uses(draws), task="regression")(inputs())
         torch.manual_seed(0)
         assert all(torch.equal(torch.rand(2), found) for found in drawn)
 
@@ -296,43 +276,36 @@ TIME_FIRST = Uses(lambda drop, x: drop(x).sum((0, 2)))
     ("model", "args", "n"),
     [
         (shared(1, 7), (torch.randn(5, 3),), 5),
-        (shared(150, 2), (torch.randn(5, 3),), 5),  # as many places as there are repeated rows
         (GRAPH, (torch.rand(6, 2) + 1, torch.tensor([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])), 6),
         (TIME_FIRST, (torch.randn(3, 5, 4),), 5),
     ],
 )
-def test_what_cannot_be_repeated_is_run_sample_by_sample(model: nn.Module, args: tuple[Tensor, ...], n: int) -> None:
-    together, alone = (MCDropout(model, 30, task="regression", max_rows=rows) for rows in (512, 1))
-    u = together(*args)
+def test_inputs_and_masks_without_a_batch_in_front(model: nn.Module, args: tuple[Tensor, ...], n: int) -> None:
+    u = MCDropout(model, 30, task="regression")(*args)
     assert u.epistemic.shape == (n,)
     assert (u.epistemic > 0).all()
-    torch.testing.assert_close(u.epistemic, alone(*args).epistemic)
 
 
-def test_keywords_scalars_and_nested_inputs_are_repeated() -> None:
-    rows = []
+def test_keywords_scalars_and_nested_inputs() -> None:
 
     def takes(drop: nn.Module, pair: Any, *, scale: Tensor, more: dict[str, Tensor], flag: bool) -> Tensor:
-        rows.append(len(pair[0]))
         return drop(pair[0] * scale + pair[1] + more["x"]).sum(1)
 
     x, method = inputs(), MCDropout(Uses(takes), 10, task="regression")
     u = method((x, x), scale=torch.tensor(2.0), more={"x": x}, flag=True)
-    assert rows == [60, 6]
     assert u.epistemic.shape == (6,)
 
 
-@pytest.mark.parametrize("max_rows", [1, 512])
-def test_dropout_in_place_leaves_the_inputs_alone(max_rows: int) -> None:
+def test_dropout_in_place_leaves_the_inputs_alone() -> None:
     x = inputs()
     before = x.clone()
-    MCDropout(nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)), max_rows=max_rows)(x)
+    MCDropout(nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)))(x)
     assert torch.equal(x, before)
 
 
 def test_the_mean_of_predicted_variances_is_aleatoric() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
-    method = MCDropout(model, 50, task=Regression(spread="columns", spread_is="log_variance"), max_rows=60)
+    method = MCDropout(model, 50, task=Regression(spread="columns", spread_is="log_variance"))
     u = method(inputs())
     assert u.prediction.shape == u.epistemic.shape == (6,)
     assert (u.aleatoric > 0).all()
@@ -370,10 +343,9 @@ def test_dropout_that_is_never_called() -> None:
         MCDropout(Uses(lambda drop, x: x))(inputs())
 
 
-@pytest.mark.parametrize(("options", "text"), [({"samples": 1}, "at least 2"), ({"max_rows": 0}, "at least 1")])
-def test_bad_options(options: dict[str, int], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        MCDropout(classifier(), **options)  # type: ignore[arg-type]
+def test_one_sample_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        MCDropout(classifier(), samples=1)
 
 
 def test_a_compiled_model_is_seen_through() -> None:

@@ -149,18 +149,3 @@ def test_a_module_list_and_a_generator_are_lists() -> None:
     expected = DeepEnsemble(models)(inputs()).epistemic
     assert torch.equal(DeepEnsemble(nn.ModuleList(models))(inputs()).epistemic, expected)
     assert torch.equal(DeepEnsemble(model for model in models)(inputs()).epistemic, expected)
-
-
-@pytest.mark.parametrize("outputs", [3, 1])
-def test_members_run_as_one_say_the_same(outputs: int) -> None:
-    models, x = members(outputs=outputs), inputs()
-    task = "classification" if outputs == 3 else "regression"
-    one = DeepEnsemble(models, task=task, together=True)(x)
-    apart = DeepEnsemble(models, task=task)(x)
-    torch.testing.assert_close(one.epistemic, apart.epistemic, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(one.prediction, apart.prediction)
-
-
-def test_members_of_two_architectures_cannot_run_as_one() -> None:
-    with pytest.raises(ValueError, match="together=True needs members of one architecture"):
-        DeepEnsemble([nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3))], together=True)

@@ -1,11 +1,12 @@
-import copy
+from typing import Any
 
 import pytest
 import torch
+from sklearn.covariance import OAS, EmpiricalCovariance, LedoitWolf
 from torch import nn
 
 from hidden_uncertainty import LatentDensity, Reduce
-from hidden_uncertainty.baselines.mahalanobis import Mahalanobis, RelativeMahalanobis
+from hidden_uncertainty.baselines.mahalanobis import Mahalanobis, MahalanobisDistance, RelativeMahalanobis
 
 
 def scores_by_hand(model, data, x, condition, relative):
@@ -53,59 +54,7 @@ def test_the_mean_standardises_layers_by_their_scores_on_training_data(trained, 
     assert torch.allclose(method.predict(data["test"]).epistemic, (parts[0] + parts[1]) / 2, atol=1e-4)
 
 
-def test_moving_inputs_follows_the_gradient_by_hand(trained, data):
-    x, epsilon = data["test"][0][0], 0.05
-    plain = Mahalanobis(trained, "hidden", shrinkage=None).fit(data["train"])
-    moving = Mahalanobis(trained, "hidden", shrinkage=None, epsilon=epsilon).fit(data["train"])
-    exact = Mahalanobis(copy.deepcopy(trained).double(), "hidden", shrinkage=None)
-    exact.fit([(x.double(), y) for x, y in data["train"]])
-    steps = torch.empty_like(x)
-    for i in range(2):  # differences, not autograd
-        ahead, behind = x.double().clone(), x.double().clone()
-        ahead[:, i] += 1e-4
-        behind[:, i] -= 1e-4
-        steps[:, i] = (exact(ahead).epistemic - exact(behind).epistemic).float().sign()
-    moved, expected = moving(x).epistemic, plain(x - epsilon * steps).epistemic
-    close = torch.isclose(moved, expected, rtol=1e-3, atol=1e-4)
-    assert close.float().mean() > 0.97  # a difference across a ReLU's edge may have the other sign
-    assert (moved < plain(x).epistemic).float().mean() > 0.9
-
-
-def test_moving_inputs_works_in_inference_mode(trained, data):
-    method = Mahalanobis(trained, ["body.0", "hidden"], epsilon=0.01).fit(data["train"])
-    with torch.inference_mode():
-        inside = method(data["far"])
-    assert torch.equal(inside.epistemic, method(data["far"]).epistemic)
-
-
-def test_a_dead_layer_has_no_gradient_but_a_score():
-    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
-    x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
-    method = Mahalanobis(model, "1", task="classification", epsilon=0.1).fit([x])
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.fill_(-1)
-    assert method(x[:3]).epistemic.isfinite().all()
-
-
-class NoGradient(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 4)
-
-    def forward(self, x):
-        with torch.no_grad():
-            return self.layer(x)
-
-
 def test_errors_say_what_to_do(trained, data):
-    method = Mahalanobis(trained, "hidden", epsilon=0.1)
-    features = method.extract(data["train"])
-    with pytest.raises(ValueError, match="epsilon moves inputs"):
-        method.fit_features(features, calibration=features)
-    blind = Mahalanobis(NoGradient(), "layer", epsilon=0.1, task="classification").fit(data["train"])
-    with pytest.raises(RuntimeError, match="no gradient comes from layer 'layer'"):
-        blind(data["far"])
     with pytest.raises(ValueError, match="condition='label' needs"):
         Mahalanobis(trained, "hidden", condition="label").fit([x for x, _ in data["train"]])
     number = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
@@ -116,8 +65,8 @@ def test_errors_say_what_to_do(trained, data):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"epsilon": float("nan")}, "epsilon must be zero or more"),
-        ({"shrinkage": "some"}, "shrinkage must be one of"),
+        ({"shrinkage": "some"}, "shrinkage must be 'auto', one of"),
+        ({"ridge": -1.0}, "ridge must be zero or more"),
         ({"condition": "hope"}, "condition must be"),
         ({"combine": "median"}, "combine must be"),
         ({"combine": {"out": 1.0}}, r"combine has weights for \['out'\]; name some of the layers \['hidden'\]"),
@@ -138,16 +87,28 @@ def test_maps_are_averaged_over_positions():
         nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
     )
     images = torch.randn(200, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    method = Mahalanobis(conv, {"0": Reduce("channels")}, task="classification", epsilon=0.01).fit(images.split(50))
+    method = Mahalanobis(conv, {"0": Reduce("channels")}, task="classification").fit(images.split(50))
     assert method.head.reductions["0"].dim == 4
     assert method(images[:5]).epistemic.shape == (5,)
 
 
-def test_inputs_are_moved_by_what_a_layer_reads_too() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
-    x = torch.randn(300, 4)
-    options = {"epsilon": 0.05, "task": "classification"}
-    outputs = Mahalanobis(model, "1", **options).fit(x.split(100))
-    inputs = Mahalanobis(model, {"2": Reduce(read="input")}, **options).fit(x.split(100))
-    torch.testing.assert_close(inputs(x[:20]).epistemic, outputs(x[:20]).epistemic)
+@pytest.mark.parametrize(
+    ("shrinkage", "reference"), [(None, EmpiricalCovariance), ("ledoit-wolf", LedoitWolf), ("oas", OAS)]
+)
+def test_distances_are_those_of_scikit_learn(shrinkage: Any, reference: type[EmpiricalCovariance]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, mix = torch.arange(300) % 3, torch.randn(6, 6, generator=generator)
+    z = torch.randn(300, 6, generator=generator) @ mix + 4 * torch.eye(3, 6)[y]
+    means = torch.stack([z[y == c].mean(0) for c in range(3)])
+    covariance = reference(assume_centered=True).fit((z - means[y]).double().numpy())
+    expected = torch.stack([torch.from_numpy(covariance.mahalanobis((z - m).numpy())) for m in means], 1)
+    method: Any = MahalanobisDistance(shrinkage, 0.0, False)
+    found = method.fit(z, torch.tensor([2, 7, 90])[y], None).measure(z.double(), y)
+    torch.testing.assert_close(found, expected.amin(1), rtol=1e-4, atol=0)
+
+
+def test_a_singular_covariance_is_an_error() -> None:
+    z, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    method: Any = MahalanobisDistance(None, 0.0, False)
+    with pytest.raises(ValueError, match=r"singular.*raise ridge, set shrinkage"):
+        method.fit(torch.cat([z, z], 1), y, None)

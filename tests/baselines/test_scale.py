@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity
-from hidden_uncertainty.baselines import KernelDensity, Mahalanobis, NearestNeighbours, RelativeMahalanobis
+from hidden_uncertainty.baselines import Mahalanobis, NearestNeighbours, RelativeMahalanobis
 from hidden_uncertainty.baselines.mahalanobis import one_gaussian_per_class
 
 SCALES = [1e-30, 1e-5, 1e15]
 METHODS: dict[str, tuple[Callable[..., Detector], bool]] = {  # whether the score is a density's
     "latent": (lambda *args: LatentDensity(*args, GaussianMixture(2)), True),
     "one gaussian": (one_gaussian_per_class, True),
-    "kernels": (lambda *args: KernelDensity(*args, how="gaussian"), True),
-    "ratio": (lambda *args: KernelDensity(*args, k=10), False),
     "mahalanobis": (Mahalanobis, False),
     "relative": (RelativeMahalanobis, False),
     "directions": (lambda *args: NearestNeighbours(*args, k=5), False),

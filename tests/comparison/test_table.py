@@ -1,11 +1,7 @@
-"""A comparison as text, as a file, as a picture."""
-
-import json
+"""A comparison as text."""
 
 import pytest
-from matplotlib.figure import Figure
 
-from hidden_uncertainty import plots
 from hidden_uncertainty.comparison import FORWARD, Comparison
 
 ABOUT = {
@@ -39,15 +35,16 @@ def comparison():
 def test_text_is_aligned(comparison):
     assert str(comparison) == "\n".join(
         [
-            "           a             a longer name",
-            "method     AUROC  FPR95          AUROC",
-            "one        0.900  0.250          0.812",
-            "the other  1.000",
+            "| method    | AUROC, a | FPR95, a | AUROC, a longer name |",
+            "| --------- | -------: | -------: | -------------------: |",
+            "| one       |    0.900 |    0.250 |                0.812 |",
+            "| the other |    1.000 |          |                      |",
             "",
-            "method        fit s  ms/input  × forward",
-            "forward pass            0.250",
-            "one            1.50     0.500        2.0",
-            "the other                12.3",
+            "| method       | fit s | ms/input | × forward |",
+            "| ------------ | ----: | -------: | --------: |",
+            "| forward pass |       |    0.250 |           |",
+            "| one          |  1.50 |    0.500 |       2.0 |",
+            "| the other    |       |     12.3 |           |",
             "",
             "Inputs: in_distribution 1,000, a 5. Times: median of 1 round over 512 inputs, 128 per batch, 2 threads, "
             "on cpu; a machine.",
@@ -68,69 +65,12 @@ def test_a_value_that_was_not_measured_is_none_and_a_wrong_name_an_error(compari
             comparison.value("one", "auroc", ood)
 
 
-def test_markdown_has_deviations(comparison):
-    other = Comparison([{**row, "value": row["value"] + 0.1} for row in comparison.rows], ABOUT)
-    text = Comparison.mean([comparison, other]).to_markdown()
-    assert "| method | AUROC, a | FPR95, a | AUROC, a longer name |\n| --- | --: | --: | --: |" in text
-    assert "| one | 0.950 ± 0.071 | 0.300 ± 0.071 | 0.862 ± 0.071 |" in text
-    assert "Means of 2 runs." in text and text.endswith("\n")
-    assert "±" not in comparison.to_markdown()
-    assert "| the other | 1.000 |  |  |" in comparison.to_markdown()
-
-
-def test_means_of_runs():
-    runs = [Comparison([row("a", "accuracy", value)], ABOUT) for value in (0.5, 0.7, 0.9)]
-    (found,) = Comparison.mean(runs).rows
-    assert found["value"] == pytest.approx(0.7) and found["std"] == pytest.approx(0.2) and found["n"] == 3
-    assert Comparison.mean(runs[:1]).rows[0]["std"] == 0.0
-    with pytest.raises(ValueError, match="'accuracy' of 'b' was measured in 1 of 2 comparisons"):
-        Comparison.mean([Comparison([row("b", "accuracy", 1.0)]), Comparison([])])
-    with pytest.raises(ValueError, match="no comparisons to average"):
-        Comparison.mean([])
-
-
-def test_files(comparison, tmp_path):
-    path = comparison.save(tmp_path / "new" / "found.json")
-    again = Comparison.load(path)
-    assert again.rows == comparison.rows and again.about == comparison.about and str(again) == str(comparison)
-    before = path.read_bytes()
-    comparison.about["odd"] = {1, 2}
-    with pytest.raises(TypeError):
-        comparison.save(path)
-    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == ["found.json"]
-    path.write_text(json.dumps([1]))
-    with pytest.raises(ValueError, match=r"found.json' is no saved comparison: expected .* 'about' and 'rows'"):
-        Comparison.load(path)
-
-
-def test_the_picture_shows_every_number(comparison, tmp_path):
-    ax = comparison.plot()
-    drawn = sorted(float(x) for line in ax.lines[:2] for x in line.get_xdata())
-    assert drawn == [0.81234, 0.9, 1.0]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "the other"]
-    (panel,) = [other for other in ax.figure.axes if other is not ax]
-    assert panel.get_xscale() == "log" and panel.get_ylim() == ax.get_ylim()
-    texts = [text.get_text() for text in panel.texts]
-    assert texts == ["0.500 (2.0 ×)", "12.3", "forward pass: 0.250"]
-    assert plots.save(ax, tmp_path / "found.png").stat().st_size > 10_000
-
-
-def test_the_picture_goes_where_it_is_told(comparison):
-    ax = Figure().subplots()
-    assert comparison.plot(ax) is ax
-    alone = Comparison([row for row in comparison.rows if row["ood"]]).plot()
-    assert alone.figure.axes == [alone]
-    with pytest.raises(ValueError, match="there is nothing to draw"):
-        Comparison([]).plot()
-
-
-def test_data_without_an_auroc_has_no_marks():
-    rows = [row("one", "fpr95", 0.25, "a"), row("one", "auroc", 0.75, "b")]
-    marks = {line.get_label(): line.get_xydata() for line in Comparison(rows).plot().lines}
-    assert len(marks["a"]) == 0
-    assert marks["b"][:, 0].tolist() == [0.75]
+def test_means_have_deviations(comparison):
+    other = Comparison([{**row, "std": 0.0707, "n": 2} for row in comparison.rows], ABOUT)
+    assert "| one       | 0.900 ± 0.071 | 0.250 ± 0.071 |        0.812 ± 0.071 |" in str(other)
+    assert "Means of 2 runs." in str(other) and "±" not in str(comparison)
 
 
 def test_bars_in_names_make_no_columns():
-    lines = Comparison([row("p(y|x)", "auroc", 0.5, "a|b")]).to_markdown().splitlines()
-    assert lines == [r"| method | AUROC, a\|b |", "| --- | --: |", r"| p(y\|x) | 0.500 |"]
+    lines = str(Comparison([row("p(y|x)", "auroc", 0.5, "a|b")])).splitlines()
+    assert lines == [r"| method  | AUROC, a\|b |", "| ------- | ----------: |", r"| p(y\|x) |       0.500 |"]

@@ -1,4 +1,4 @@
-"""Rotation, noise and flips, against scipy and numpy."""
+"""Rotation and noise, against scipy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from hidden_uncertainty.demo import add_noise, flip, rotate
+from hidden_uncertainty.demo import add_noise, rotate
 
 
 def some(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,12 +67,6 @@ def test_noise_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_flips() -> None:
-    images = some(2, 3, 4, 5)
-    assert np.array_equal(flip(images, "horizontal"), images.numpy()[..., ::-1])
-    assert np.array_equal(flip(images, "vertical"), images.numpy()[..., ::-1, :])
-
-
 def test_errors_say_what_came() -> None:
     with pytest.raises(ValueError, match=r"got \(2, 8, 8\) of torch.float64"):
         rotate(some(2, 8, 8), 10)
@@ -80,7 +74,3 @@ def test_errors_say_what_came() -> None:
         add_noise(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), 0.1)
     with pytest.raises(ValueError, match="zero or more, got -1"):
         add_noise(some(1, 1, 8, 8), -1)
-    with pytest.raises(ValueError, match="got 'diagonal'"):
-        flip(some(1, 1, 8, 8), "diagonal")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"got \(8, 8\)"):
-        flip(some(8, 8), "vertical")

@@ -41,13 +41,13 @@ def flow(seed: int, **options: Any) -> Density:
 
 
 DENSITIES: dict[str, tuple[Callable[[int], Density], Callable[[], Data]]] = {
-    "full": (lambda seed: GaussianMixture(3, seed=seed), classes),
-    "tied": (lambda seed: GaussianMixture(3, covariance="tied", seed=seed), classes),
-    "diag": (lambda seed: GaussianMixture(3, covariance="diag", seed=seed), classes),
-    "spherical": (lambda seed: GaussianMixture(3, covariance="spherical", seed=seed), classes),
-    "pooled": (lambda seed: GaussianMixture(covariance="pooled", seed=seed), classes),
-    "nearly pooled": (lambda seed: GaussianMixture(pooling=10, seed=seed), classes),
-    "full, double": (lambda seed: GaussianMixture(2, dtype="float64", seed=seed), classes),
+    "full": (lambda seed: GaussianMixture(3), classes),
+    "tied": (lambda seed: GaussianMixture(3, covariance="tied"), classes),
+    "diag": (lambda seed: GaussianMixture(3, covariance="diag"), classes),
+    "spherical": (lambda seed: GaussianMixture(3, covariance="spherical"), classes),
+    "pooled": (lambda seed: GaussianMixture(covariance="pooled"), classes),
+    "nearly pooled": (lambda seed: GaussianMixture(pooling=10), classes),
+    "full, double": (lambda seed: GaussianMixture(2, dtype="float64"), classes),
     "joint": (lambda seed: JointMixture(3, seed=seed), numbers),
     "joint, diag": (lambda seed: JointMixture(3, covariance="diag", seed=seed), numbers),
     "joint, tied, double": (lambda seed: JointMixture(3, covariance="tied", dtype="float64", seed=seed), numbers),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.density import Density, GaussianMixture, JointMixture, PooledGaussians
+from hidden_uncertainty.baselines.mahalanobis import MahalanobisDistance
+from hidden_uncertainty.density import Density, GaussianMixture, JointMixture
 from hidden_uncertainty.extract import Axis, Lattice
 from mixture_draws import COVARIANCES, draw, draw_numbers, every
 
@@ -81,24 +83,30 @@ def test_joint_mixtures(covariance: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(fitted(z, y * scale).log_prob(z, points * scale), expected, rtol=1e-3, atol=1e-2)
 
 
+def distances(z: Tensor, y: Tensor, rows: Tensor, shrinkage: Any = "ledoit-wolf") -> Tensor:
+    method: Any = MahalanobisDistance(shrinkage, 1e-6, False)
+    found: Tensor = method.fit(z, y, None).measure(rows.double(), y)
+    return found
+
+
 @pytest.mark.parametrize("shrinkage", [None, "oas"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_distances_of_pooled_gaussians(dtype: torch.dtype, shrinkage: str | None) -> None:
+def test_distances(dtype: torch.dtype, shrinkage: str | None) -> None:
     z, y = draw()
     z = z.to(dtype)
-    expected = PooledGaussians(shrinkage=shrinkage).fit(z, y)(far(z))  # type: ignore[arg-type]
+    expected = distances(z, y, far(z), shrinkage)
     for scale in SCALES:
-        found = PooledGaussians(shrinkage=shrinkage).fit(z * scale, y)(far(z) * scale)  # type: ignore[arg-type]
+        found = distances(z * scale, y, far(z) * scale, shrinkage)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_classes_that_are_points_have_the_scale_of_what_is_between_them() -> None:
     y = torch.arange(60) % 3
     z = torch.tensor([[0.0, 1.0], [3.0, 1.1], [0.5, -2.0]])[y]
-    expected = [every(GaussianMixture(1).fit(z, y), z), PooledGaussians().fit(z, y)(z)]
-    assert (expected[0].argmax(1) == y).all() and (expected[1].argmin(1) == y).all()
+    expected = [every(GaussianMixture(1).fit(z, y), z), distances(z, y, z)]
+    assert (expected[0].argmax(1) == y).all() and expected[1].max() < 1e-3
     for scale in SCALES:
         moved = z * scale
-        found = [every(GaussianMixture(1).fit(moved, y), moved), PooledGaussians().fit(moved, y)(moved)]
+        found = [every(GaussianMixture(1).fit(moved, y), moved), distances(moved, y, moved)]
         torch.testing.assert_close(found[0] + 2 * math.log(scale), expected[0], rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=1e-3)

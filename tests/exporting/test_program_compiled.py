@@ -53,10 +53,12 @@ def test_what_was_not_compiled_for_is_refused(monkeypatch) -> None:
     for n in (5, 1, 40):
         u = detector(x[:n], weight=weight[:n], scale=2.0)
         assert torch.allclose(fast(x[:n], weight=weight[:n], scale=2.0).epistemic, u.epistemic)
-    with pytest.raises(ValueError, match=r"\(5, 2\) on cpu, 2.0; got .*, 3.0"):
+    with pytest.raises(ValueError, match=r"weight=torch.float32 \(5, 2\) on cpu, scale=2.0; got .*, scale=3.0"):
         fast(x[:5], weight=weight[:5], scale=3.0)
-    with pytest.raises(ValueError, match=r"got torch.float32 \(5, 2\) on cpu, torch.float32 \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"got torch.float32 \(5, 2\) on cpu, weight=torch.float32 \(4, 2\)"):
         fast(x[:5], weight=weight[:4], scale=2.0)
+    with pytest.raises(ValueError, match=r"compiled for torch.float32 .* got weight="):  # the same tensors, exchanged
+        fast(weight=x[:5], x=weight[:5], scale=2.0)
 
 
 def test_without_a_compiler_it_says_what_is_missing(trained, data, monkeypatch) -> None:

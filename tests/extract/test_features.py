@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty import Features, GaussianMixture, LatentDensity, Reduce, Regression
-from hidden_uncertainty.baselines import Energy, KernelDensity, Mahalanobis, NearestNeighbours
+from hidden_uncertainty.baselines import Energy, Mahalanobis, NearestNeighbours
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.scoring.bayes import DensityMethod
 from hidden_uncertainty.scoring.terms import Term
@@ -102,7 +102,7 @@ def test_features_carry_a_variance_and_where_it_is() -> None:
     torch.testing.assert_close(other(x[:5]).variance, features.variance[:5])
 
 
-@pytest.mark.parametrize("build", [LatentDensity, Mahalanobis, NearestNeighbours, KernelDensity])
+@pytest.mark.parametrize("build", [LatentDensity, Mahalanobis, NearestNeighbours])
 def test_arrays_score_as_features_of_a_network_do(build: type, trained: nn.Module, data: dict, tmp_path: Path) -> None:
     with_network = build(trained, "hidden")
     parts = [with_network.extract(data[name]) for name in ("train", "unseen", "test")]

@@ -46,7 +46,7 @@ def test_bands_and_pixels_are_those_of_the_whole_map(
     maps = torch.randn(2, 3, *places, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = whole(maps, patch, size)
     latent = LatentMap(maps.permute(0, 2, 3, 1).contiguous(), patch, size)
-    assert latent.width == expected.shape[2]
+    assert latent.maps.shape[3] == expected.shape[2]
     image, start = data.draw(st.integers(0, 1)), data.draw(st.integers(0, size[0] - 1))
     stop = data.draw(st.integers(start + 1, size[0]))
     band = latent.band(slice(image, image + 1), start, stop)
@@ -63,13 +63,6 @@ def test_half_precision_maps_are_interpolated_in_single(dtype: torch.dtype) -> N
     found = latent.band(slice(0, 1), 0, 17)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, whole(maps.float(), 1, (17, 13))[0], rtol=1e-5, atol=1e-5)
-
-
-def test_some_images_of_a_batch() -> None:
-    maps = torch.randn(3, 2, 2, 4, generator=torch.Generator().manual_seed(0))
-    latent = LatentMap(maps, 3, (4, 4))
-    assert torch.equal(latent.take(torch.tensor([2])).band(slice(0, 1), 1, 3), latent.band(slice(2, 3), 1, 3))
-    assert len(latent.maps) == 3
 
 
 @settings(max_examples=40, deadline=None)

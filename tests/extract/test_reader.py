@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce
-from hidden_uncertainty.baselines import Mahalanobis
 from hidden_uncertainty.extract import activation_of
 from hidden_uncertainty.model.batches import Batch
 
@@ -242,28 +241,6 @@ def test_a_text_without_real_tokens_has_no_score() -> None:
     with pytest.warns(UserWarning, match="NaN or infin"):
         u = detector(**some)
     assert u.epistemic.isfinite().tolist() == [True, False] and bool(u.surprising[1])
-
-
-def test_gradients_of_mahalanobis_leave_padding_out() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Tanh()
-
-        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.body(x)[:, 0, :3]
-
-    generator = torch.Generator().manual_seed(0)
-    x, mask = torch.randn(200, 5, 4, generator=generator), torch.ones(200, 5, dtype=torch.int64)
-    detector = Mahalanobis(Words(), "body", reduce="tokens", epsilon=0.1, task="classification")
-    detector.fit([{"x": x, "attention_mask": mask}])
-    mask[:, 3:] = 0
-    torch.testing.assert_close(
-        detector(x=x, attention_mask=mask).epistemic,
-        detector(x=x[:, :3], attention_mask=mask[:, :3]).epistemic,
-        rtol=1e-4,
-        atol=1e-4,
-    )
 
 
 class Recurrent(nn.Module):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, State, io
-from hidden_uncertainty.baselines import KernelDensity, Mahalanobis, NearestNeighbours, RelativeMahalanobis
+from hidden_uncertainty.baselines import Mahalanobis, NearestNeighbours, RelativeMahalanobis
 from hidden_uncertainty.fitting import state as module
 
 ONE: dict[str, Callable[[nn.Module], Detector]] = {
@@ -206,7 +206,6 @@ def test_errors_say_what_to_do() -> None:
             r"GaussianMixture\(components=2.*\) of layer '1' is fitted to rows",
         ),
         (NearestNeighbours(model, "1"), "NearestNeighbours of layer '1' is fitted to rows"),
-        (KernelDensity(model, "1"), "KernelDensity of layer '1' is fitted to rows"),
         (Mahalanobis(model, "1", shrinkage="ledoit-wolf"), "Mahalanobis of layer '1'"),
     ]
     for detector, text in rows:

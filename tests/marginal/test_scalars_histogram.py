@@ -28,9 +28,6 @@ def test_as_a_counted_histogram(bins: int) -> None:
     torch.testing.assert_close(marginal.log_prob(at).exp(), torch.as_tensor(density))
     mass = (1 - 2 * tail) * bars.cdf(at) + tail * (below.sf(edges[0] - at) + below.cdf(at - edges[-1]))
     torch.testing.assert_close(marginal.cdf(at), torch.as_tensor(mass))
-    p = torch.linspace(0, 1, 103, dtype=torch.float64)[1:-1]
-    p[[0, -1]] = torch.tensor([1e-6, 1 - 1e-6], dtype=torch.float64)
-    torch.testing.assert_close(marginal.cdf(marginal.quantile(p)), p)
 
 
 @pytest.mark.parametrize("n", [20, 300, 5000])

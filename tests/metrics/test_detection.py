@@ -233,14 +233,9 @@ def test_scikit_learn_s_order_is_refused_with_what_to_write(metric: Callable[...
 
 
 def test_arguments_that_could_be_swapped_have_names() -> None:
-    mask = [True, False]
     calls: dict[str, Callable[..., Any]] = {
         r"sparsification\(uncertainty=\.\.\., error=\.\.\.\)\.$": lambda: metrics.sparsification([1.0], [2.0]),
         r"ause\(uncertainty=\.\.\., error=\.\.\.\)\.$": lambda: metrics.ause([1.0], [2.0]),
-        r"update\(prediction=\.\.\., label=\.\.\.\)\. scikit-learn": lambda: metrics.Confusion(2).update([0], [1]),
-        r"update\(scores, positive, valid=\.\.\.\)\.$": lambda: metrics.PixelDetection(10).update(
-            [1.0, 2.0], mask, mask
-        ),
     }
     for message, call in calls.items():
         with pytest.raises(TypeError, match=message):

@@ -1,4 +1,4 @@
-"""Lift curves against brute force, closed forms and their own symmetries."""
+"""Areas of lift curves against brute force, closed forms and their own symmetries."""
 
 from __future__ import annotations
 
@@ -52,17 +52,6 @@ def test_ties_are_in_no_order(pairs: list[tuple[float, bool]]) -> None:
     assert metrics.raulc(scores, correct) <= 1 + 1e-9
 
 
-def test_the_lift_is_the_accuracy_of_the_kept_relative_to_all() -> None:
-    random = np.random.default_rng(0)
-    scores, correct = random.normal(size=(10, 20)), random.random((10, 20)) < 0.7
-    kept, lift = metrics.lift_curve(scores, correct)
-    order = np.argsort(scores.ravel())
-    expected = [correct.ravel()[order[:k]].mean() / correct.mean() for k in range(1, 201)]
-    np.testing.assert_allclose(lift, expected, rtol=1e-12)
-    np.testing.assert_allclose(kept, np.arange(1, 201) / 200)
-    assert float(lift[-1]) == 1
-
-
 def test_how_good_the_network_is_does_not_matter_to_one_that_knows_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     for share in (0.2, 0.9):
@@ -71,8 +60,8 @@ def test_how_good_the_network_is_does_not_matter_to_one_that_knows_nothing() -> 
 
 
 def test_errors_say_what_came() -> None:
-    with pytest.raises(ValueError, match="none of 2 predictions is right"):
-        metrics.lift_curve([1.0, 2.0], [False, False])
+    with pytest.raises(ValueError, match="none of 2 predictions are right"):
+        metrics.raulc([1.0, 2.0], [False, False])
     with pytest.raises(ValueError, match="all of 2 predictions are right"):
         metrics.raulc([1.0, 2.0], [True, True])
     with pytest.raises(ValueError, match=r"got \(2,\) and \(3,\)"):

@@ -107,8 +107,8 @@ def test_an_adapter_decides(inputs: Any, args: Any, kwargs: Any, label: Tensor |
         ((X[0], 1), ValueError, r"4 samples, but its label is of shape \(\)"),
         ((X, ["a", "b", "c"]), TypeError, "label is a list of 3.*unpack=lambda batch"),
         ((X, [{"boxes": X}] * 3), TypeError, "cannot be a tensor"),
-        ({"x": X, "label": Y, "labels": Y}, ValueError, "both 'labels' and 'label'"),
-        (({"x": X, "label": Y}, Y), ValueError, "another among them"),
+        ({"x": X, "label": Y, "labels": Y}, ValueError, r"more than one label: \['labels', 'label'\]"),
+        (({"x": X, "label": Y}, Y), ValueError, r"more than one label: \['label'\]"),
     ],
 )
 def test_what_cannot_be_understood(item: Any, error: type[Exception], match: str) -> None:

@@ -74,7 +74,11 @@ def test_several_means_and_variances():
     ("task", "output", "message"),
     [
         (Regression(), torch.randn(2, 3, 5, 5), r"gave \(n, 3, 5, 5\)"),
-        (Regression(spread="columns"), torch.randn(2, 3), "second half of the columns, but the network gave 3"),
+        (
+            Regression(spread="columns"),
+            torch.randn(2, 3),
+            r"\(n, 1\) with a spread \(n, 2\): they must agree",
+        ),
         (Regression(0, spread=1), (torch.randn(2, 3), torch.rand(2)), "they must agree"),
         (Regression(spread="columns"), torch.tensor([[1.0, -4.0]]), "variance of -4; none can be negative"),
     ],

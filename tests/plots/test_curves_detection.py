@@ -85,11 +85,6 @@ def test_a_narrow_group_beside_a_wide_one_keeps_its_shape() -> None:
     bars = outlines(plots.plot_scores({"narrow": narrow, "wide": wide}))
     assert (bars["narrow"][0] > 0).sum() >= 10
     assert len(bars["wide"][0]) < len(bars["narrow"][0])
-    peaks = outlines(plots.plot_scores({"narrow": narrow, "wide": wide}, height="peak"))
-    for name, (heights, edges) in peaks.items():
-        assert heights.max() == 1
-        np.testing.assert_allclose(heights * bars[name][0].max(), bars[name][0])
-        np.testing.assert_array_equal(edges, bars[name][1])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +212,7 @@ def test_save_writes_axes_figures_and_subfigures(tmp_path: Path) -> None:
     whole = Figure(figsize=(4, 2))
     parts: Any = whole.subfigures(1, 2)
     inner = plots.plot_roc({"x": ([1.0], [2.0])}, ax=parts[1].subplots())
-    for picture in (plots.new_axes(), whole, inner):
+    for picture in (Figure().subplots(), whole, inner):
         path = plots.save(picture, tmp_path / "deep" / "er" / "plot.png")
         assert path.read_bytes().startswith(b"\x89PNG")
     assert plots.save(inner, str(tmp_path / "plot.PDF")).read_bytes().startswith(b"%PDF")
@@ -230,12 +225,12 @@ def test_save_leaves_the_old_file_when_it_cannot_make_the_new(tmp_path: Path, mo
     path.write_text("old")
     for name in ("plot.doc", "plot"):
         with pytest.raises(ValueError, match=r"cannot tell the format of .*png"):
-            plots.save(plots.new_axes(), tmp_path / name)
+            plots.save(Figure().subplots(), tmp_path / name)
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(Figure, "savefig", full)
     with pytest.raises(OSError, match="disk full"):
-        plots.save(plots.new_axes(), path)
+        plots.save(Figure().subplots(), path)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("plot.png", "old")]

@@ -1,4 +1,4 @@
-"""Maps and precision-recall curves, read back from their artists and compared with the data they show."""
+"""Maps, read back from their artists and compared with the data they show."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
-from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
-from hidden_uncertainty import Uncertainty, metrics, plots
+from hidden_uncertainty import Uncertainty, plots
 from hidden_uncertainty.plots.pixels import CLASS_COLOURS
 
 INF = float("inf")
@@ -81,8 +79,8 @@ def test_classes_have_the_colours_of_their_numbers_whatever_is_present() -> None
         assert [[to_hex(colour) for colour in row] for row in shown(panels(figure)[name])] == expected
     assert names(figure) == {"road": palette[0], "sky": palette[1], "car": palette[2], "21": palette[1]}
 
-    figure = plots.plot_maps({}, prediction=prediction, ignore=2, palette=["red", "#00ff00"])
-    assert names(figure) == {"0": "#ff0000", "21": "#00ff00"}
+    figure = plots.plot_maps({}, prediction=prediction, ignore=2)
+    assert names(figure) == {"0": palette[0], "21": palette[1]}
     assert to_hex(shown(figure.axes[0])[0, 1]) == GREY
 
 
@@ -138,24 +136,6 @@ def test_every_form_of_an_image_is_the_same_picture() -> None:
         np.testing.assert_allclose(found, (image[0] / 255)[..., None].expand(5, 7, 3), atol=1e-7)
 
 
-def test_objects_are_outlined_on_the_image_and_the_scores() -> None:
-    mask = torch.zeros(10, 20, dtype=torch.bool)
-    mask[2:5, 4:8] = True
-    mask[9, 19] = True  # at the border
-    maps = {"epistemic": noise(5, 10), "aleatoric": noise(10, 20)}
-    figure = plots.plot_maps(maps, image=noise(10, 20).sigmoid(), prediction=mask.long(), mask=mask)
-    for name, ax in panels(figure).items():
-        outlines = [child for child in ax.get_children() if isinstance(child, QuadContourSet)]
-        assert len(outlines) == (name != "prediction")
-        assert (ax.get_xlim(), ax.get_ylim()) == ((0, 1), (1, 0))
-        for outline in outlines:
-            rings = outline.get_paths()[0].to_polygons(closed_only=False)
-            block, corner = sorted(rings, key=lambda ring: ring.min())
-            np.testing.assert_allclose([*block.min(0), *block.max(0)], [0.2, 0.2, 0.4, 0.5], atol=1e-12)
-            np.testing.assert_allclose([*corner.min(0), *corner.max(0)], [0.95, 0.9, 1.0, 1.0], atol=1e-12)
-    plots.plot_maps(maps, mask=mask & False).draw_without_rendering()
-
-
 @pytest.mark.parametrize(
     ("count", "columns", "rows"), [(1, 4, [1]), (4, 4, [4]), (5, 4, [3, 2]), (6, 4, [3, 3]), (3, 1, [1, 1, 1])]
 )
@@ -166,6 +146,7 @@ def test_panels_fill_rows_with_the_shape_of_the_image(
     prediction = torch.arange(shape[0] * shape[1]).view(shape) % 19
     maps = {f"score {i}": noise(*shape, seed=i) for i in range(count - 1)}
     figure = plots.plot_maps(maps, prediction=prediction, columns=columns, classes=["a long name"] * 3 + ["b"])
+    figure.draw_without_rendering()
     boxes = [ax.get_window_extent() for ax in panels(figure).values()]
     tops = [round(box.y1) for box in boxes]
     assert [tops.count(top) for top in sorted(set(tops), reverse=True)] == rows
@@ -192,61 +173,3 @@ def test_bad_maps_are_refused() -> None:
     for low, high in ((-1, 1), (0, 2), (0, float("nan"))):
         with pytest.raises(ValueError, match="image must hold bytes, or numbers from 0 to 1"):
             plots.plot_maps({}, image=torch.tensor([[low, high]], dtype=torch.float32))
-
-
-def curve(shift: float, n: int = 3000) -> tuple[Tensor, Tensor, float]:
-    positive = torch.arange(n) % 20 == 0
-    scores = noise(n) + shift * positive
-    meter = metrics.PixelDetection(20)
-    meter.update(scores, positive)
-    return *meter.precision_recall(), sklearn_metrics.average_precision_score(positive, scores)
-
-
-def test_lines_are_the_curves_and_the_legend_holds_average_precision() -> None:
-    found = {"density": curve(2.0), "dropout": curve(1.0)}
-    figure = plots.plot_precision_recall({name: (x, y) for name, (x, y, _) in found.items()}, zoom=0.7)
-    whole, near = figure.axes
-    legend = whole.get_legend()
-    assert legend is not None
-    expected = [f"{name}: {area:.3f}" for name, (_, _, area) in found.items()]
-    assert [text.get_text() for text in legend.get_texts()] == [*expected, "chance: 0.050"]
-    for (recall, precision, _), line, close in zip(found.values(), whole.lines, near.lines, strict=False):
-        points = set(zip(recall.tolist(), precision.tolist(), strict=True))
-        for drawn in (line, close):
-            assert points.issuperset(map(tuple, np.asarray(drawn.get_xydata()).tolist()))
-        recalls = np.asarray(line.get_xdata())
-        assert np.diff(np.unique(recalls)).max() <= 2 / 150  # 150 positives, none left out
-        assert np.asarray(close.get_xdata()).min() <= 0.7
-    assert near.get_xlim() == (0.7, 1.0)
-    high = max(float(precision[recall >= 0.7].max()) for recall, precision, _ in found.values())
-    assert high < near.get_ylim()[1] < 1.2 * high
-    (region,) = whole.patches
-    assert region.get_window_extent().height == pytest.approx(
-        whole.transData.transform((0, near.get_ylim()[1]))[1] - whole.transData.transform((0, 0))[1]
-    )
-    assert_nothing_is_cut(figure)
-
-
-def test_many_curves_and_many_points_are_drawn() -> None:
-    recall = torch.linspace(0, 1, 1_000_000, dtype=torch.float64)
-    figure = plots.plot_precision_recall({f"method {i}": (recall, 1 - recall * (0.5 + i / 40)) for i in range(8)})
-    whole, near = figure.axes
-    assert max(len(line.get_xdata()) for line in [*whole.lines, *near.lines]) <= 2000
-    assert near.get_legend() is not None
-    assert whole.get_legend() is None
-    assert len(whole.lines) == 8  # no line of chance: each curve ends elsewhere
-    assert_nothing_is_cut(figure)
-
-
-def test_bad_curves_are_refused() -> None:
-    with pytest.raises(ValueError, match="groups is empty"):
-        plots.plot_precision_recall({})
-    with pytest.raises(ValueError, match=r"recall of 'a' must rise within \[0, 1\], got 1 to 0.*flip"):
-        plots.plot_precision_recall({"a": ([1.0, 0.5, 0.0], [0.1, 0.2, 1.0])})
-    with pytest.raises(ValueError, match=r"'a' needs one precision per recall, got \(2,\) and \(3,\)"):
-        plots.plot_precision_recall({"a": ([0.0, 0.5, 1.0], [0.1, 0.2])})
-    with pytest.raises(ValueError, match="precision of 'a' holds 1 NaN"):
-        plots.plot_precision_recall({"a": ([0.5, 1.0], [float("nan"), 0.2])})
-    for zoom in (0.0, 1.0):
-        with pytest.raises(ValueError, match="zoom must be between 0 and 1"):
-            plots.plot_precision_recall({"a": ([0.5, 1.0], [0.5, 0.2])}, zoom=zoom)

@@ -75,7 +75,7 @@ def test_interrupts_leave_nothing_behind(method):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
     x = torch.randn(1000, 4)
     if method == "MCDropout":
-        detector = MCDropout(model, 2, task="classification", max_rows=1)
+        detector = MCDropout(model, 2, task="classification")
     else:
         detector = LatentDensity(model, ["0", "2"], GaussianMixture(1), task="classification").fit([x])
     torch.set_float32_matmul_precision("high")

@@ -98,7 +98,7 @@ def test_predictions_in_memory_that_is_used_again():
     "every sample counts",
 )
 def test_samples_in_memory_that_is_used_again():
-    u = MCDropout(Static(), samples=5, task="regression", max_rows=1)(_draw(50)[0])
+    u = MCDropout(Static(), samples=5, task="regression")(_draw(50)[0])
     assert float(u.epistemic.min()) > 0
 
 

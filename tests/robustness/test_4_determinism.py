@@ -10,7 +10,7 @@ from tried import tried
 
 
 def fitted(model, data):
-    detector = LatentDensity(model, ["body", "hidden"], GaussianMixture(3, restarts=2), max_dim=5)
+    detector = LatentDensity(model, ["body", "hidden"], GaussianMixture(3), max_dim=5)
     return detector.fit(data["train"], calibration=data["unseen"])
 
 

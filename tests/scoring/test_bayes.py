@@ -224,20 +224,6 @@ def test_exports() -> None:
         torch.testing.assert_close(result, expected, equal_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("log_likelihood", "log_weight", "error", "text"),
-    [
-        (torch.zeros(3), torch.zeros(3), ValueError, r"\(n, m\).*\(3,\) and \(3,\)"),
-        (torch.zeros(2, 3), torch.zeros(4), ValueError, r"\(2, 3\) and \(4,\)"),
-        (torch.zeros(2, 0), torch.zeros(0), ValueError, "fit the marginal"),
-        (torch.zeros(2, 3, dtype=torch.long), torch.zeros(3), TypeError, "floating"),
-    ],
-)
-def test_errors(log_likelihood: Tensor, log_weight: Tensor, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        infer(log_likelihood, log_weight)
-
-
 @pytest.mark.parametrize("own", [False, True], ids=["shared support", "own support"])
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1.3, 0.2), (-2.0, 0.05)])
 def test_integral_of_gaussians_is_the_closed_form(mean: float, deviation: float, own: bool) -> None:
@@ -267,11 +253,6 @@ def test_a_weight_of_each_input_takes_its_point_out() -> None:
     result = infer(torch.zeros(2, 2), log_weight, torch.zeros(2, 2))
     torch.testing.assert_close(result.entropy, torch.tensor([math.log(2), 0.0]))
     assert result.log_posterior[1, 1] == -math.inf
-
-
-def test_volumes_of_another_shape() -> None:
-    with pytest.raises(ValueError, match=r"log_volume of the shape of log_weight, \(2,\); got \(3,\)"):
-        infer(torch.zeros(4, 2), torch.zeros(2), torch.zeros(3))
 
 
 NOISE = 0.3

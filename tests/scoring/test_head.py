@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pixel_nets
 from hidden_uncertainty import GaussianMixture, JointMixture, LatentDensity, Pixels, Regression
-from hidden_uncertainty.baselines import Credibility, DeepEnsemble, Energy, NearestNeighbours, PytorchOOD
+from hidden_uncertainty.baselines import DeepEnsemble, Energy, NearestNeighbours, PytorchOOD
 from hidden_uncertainty.detector import Detector
 from hidden_uncertainty.scoring import bayes
 from hidden_uncertainty.scoring.bayes import DensityMethod
@@ -66,7 +66,6 @@ BUILD: dict[str, Callable[[nn.Module], Detector]] = {
         model, ["first", "second"], GaussianMixture(1), combine="mean", task="classification"
     ),
     "neighbours": lambda model: NearestNeighbours(model, "second", k=3, task="classification"),
-    "credibility": lambda model: Credibility(model, "second", k=5, condition="prediction", task="classification"),
     "energy": lambda model: Energy(model, task="classification"),
     "ensemble": lambda model: DeepEnsemble([model, Failing().eval()], task="classification"),
     "other": lambda model: PytorchOOD(lambda x: x[:, 1].abs(), model, task="classification"),

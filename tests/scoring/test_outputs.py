@@ -87,7 +87,7 @@ def test_the_best_temperature_of_labels(scale: float) -> None:
 
 def test_probabilities_of_labels_taken_as_logits_warn_once() -> None:
     p, method = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)), GENMethod()
-    with pytest.warns(UserWarning, match=r"lie between 0 and 1.*task=MultiLabel\(logits=False\)") as caught:
+    with pytest.warns(UserWarning, match=r"look like probabilities.*task=MultiLabel\(logits=False\)") as caught:
         method.score(p, (p > 0).long())
     assert len(caught) == 1
     method.score(p, (p > 0).long())

@@ -79,7 +79,11 @@ def flipped(images: Tensor, direction: Literal["horizontal", "vertical"]) -> Ten
         >>> flipped(torch.tensor([[[[0, 51]]]], dtype=torch.uint8), "horizontal")
         tensor([[[[0.2000, 0.0000]]]])
     """
-    return demo.flip(unit(images), direction)
+    if direction not in ("horizontal", "vertical"):
+        raise ValueError(f"direction must be 'horizontal' or 'vertical', got {direction!r}.")
+    if images.dim() != 4:
+        raise ValueError(f"expected images (n, C, H, W), got {tuple(images.shape)}.")
+    return unit(images).flip(3 if direction == "horizontal" else 2)
 
 
 def resized(images: Tensor, size: int, *, resampling: Resampling = "antialias") -> Tensor:

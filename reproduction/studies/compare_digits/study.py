@@ -1,4 +1,4 @@
-"""All methods on digits that a small network never saw: `hidden-uncertainty compare` as a result file."""
+"""All methods on digits that a small network never saw, as a result file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hidden_uncertainty.comparison import Comparison
-from hidden_uncertainty.demo import digits, measure
+from hidden_uncertainty.demo import digits
 
 from ...results import Study, digest
+from . import measure
+from .picture import draw
 
 
 def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
@@ -29,8 +31,6 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
     ]
     everything = digits()
     images = [part.images for part in (everything.train, everything.calibration, everything.test)]
-    figure = found.plot().get_figure(root=True)
-    assert figure is not None
     about = {key: value for key, value in found.about.items() if key not in ("hardware", "versions")}
     return Study(
         "compare-digits",
@@ -39,7 +39,7 @@ def run(*, seeds: Sequence[int] = range(5), quick: bool = False) -> Study:
         {"digits": digest(*images)},
         time.perf_counter() - start,
         {**(measure.QUICK if quick else measure.FULL), "run": about},
-        pictures={"": figure},
+        pictures={"": draw(found)},
     )
 
 

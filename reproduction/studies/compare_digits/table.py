@@ -14,4 +14,4 @@ def render(result: Mapping[str, Any]) -> str:
     Args:
         result: of the study, as its file has it.
     """
-    return read(result).to_markdown().rstrip()
+    return str(read(result))

@@ -36,7 +36,7 @@ class Networks(NamedTuple):
         """The ensemble and MC dropout."""
         members = [member.network for member in self.members]
         # One sample per pass: all at once would take ten times the memory.
-        sampled = MCDropout(self.dropped.network, SAMPLES, max_rows=1, task="regression", pixels=Pixels())
+        sampled = MCDropout(self.dropped.network, SAMPLES, task="regression", pixels=Pixels())
         return {ENSEMBLE: DeepEnsemble(members, task="regression", pixels=Pixels()), MC_DROPOUT: sampled}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hidden_uncertainty.metrics.regression import psnr
-from hidden_uncertainty.regularise import Reconstruction
+from reproduction.nets.reconstruction import Reconstruction
 
 from ...nets.regularised import Regularised
 from ...results import summarise

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty.progress import track
-from hidden_uncertainty.regularise import DenseDecoder, ResidualDecoder
+from reproduction.nets.reconstruction import DenseDecoder, ResidualDecoder
 
 from ...datasets.images import Images, fashion_mnist, resized, stl10, unit
 from ...nets.fcnet import FCNet

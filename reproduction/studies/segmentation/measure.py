@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.metrics import Confusion, PixelDetection
 from hidden_uncertainty.progress import track
 
 from ...datasets.dense.base import IGNORE
@@ -20,6 +19,7 @@ from ..table_1.paper import SEGMENTATION
 from ..table_1.rows import DEFAULT
 from .data import TRAIN, UNKNOWN, Plan
 from .scores import ALEATORIC, INFORMATION, NOT_UNDER, SOFTMAX, Key, Maps, Methods
+from .stream import Confusion, PixelDetection
 
 POINTS = 300  # of a curve in the file
 WRONG, WRONG_AP, ZERO = "misclassification auroc", "misclassification ap", "share of pixels with an entropy of 0"

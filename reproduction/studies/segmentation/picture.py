@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from hidden_uncertainty.plots import plot_precision_recall
 from hidden_uncertainty.plots.pixels import CLASS_COLOURS
 from hidden_uncertainty.plots.style import GREY, INK
 
 from ...datasets.dense.base import IGNORE
 from ...datasets.dense.cityscapes import CLASSES
+from .curves import plot_precision_recall
 from .scores import ALEATORIC, EPISTEMIC, IN_LOG
 
 TITLES = {

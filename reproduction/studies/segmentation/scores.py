@@ -90,7 +90,7 @@ class Methods:
         self.nearest.fit_features(features[: plan.references])  # which are in random order
         self.softmax = SoftmaxEntropy(network, task="classification", pixels=Pixels())
         # One sample per pass: all at once would take ten times the memory.
-        self.dropout = MCDropout(dropping, SAMPLES, max_rows=1, pixels=Pixels(), **options)
+        self.dropout = MCDropout(dropping, SAMPLES, pixels=Pixels(), **options)
 
     def __call__(self, images: Tensor) -> Maps:
         """All scores of images (n, 3, H, W); each method runs the network by itself."""

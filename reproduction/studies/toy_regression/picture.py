@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hidden_uncertainty import Uncertainty
-from hidden_uncertainty.plots import plot_along, plot_regression
 
 from ...datasets.toy import GAP, Toy
+from .curves import plot_along, plot_regression
 
 SHOWN = 1.5  # the horizontal axis goes from minus this to this
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from hidden_uncertainty.comparison.measure import one_thread
-from hidden_uncertainty.metrics import ause, coverage, rank_correlation, rmse, width
+from hidden_uncertainty.metrics import ause, rank_correlation, rmse
 from hidden_uncertainty.progress import progress_bar
 
 from ...datasets.uci import NAMES, uci
@@ -68,15 +68,14 @@ def run(
 
 def _measure(scored: dict[str, Scored], parts: Parts, found: Found) -> None:
     """Add every method's numbers on one split."""
-    plain = width(scored["plain"].low, scored["plain"].high)
-    y = parts.test.y
+    plain, y = float((scored["plain"].high - scored["plain"].low).double().mean()), parts.test.y
     for method, scores in scored.items():
         error, wide = (scores.prediction - y).abs(), scores.high - scores.low
         numbers = {
             "rmse": rmse(scores.prediction, y) * parts.unit,
-            "coverage": coverage(scores.low, scores.high, y),
-            "width": width(scores.low, scores.high) * parts.unit,
-            "width relative to plain": width(scores.low, scores.high) / plain,
+            "coverage": float(((scores.low <= y) & (y <= scores.high)).double().mean()),
+            "width": float(wide.double().mean()) * parts.unit,
+            "width relative to plain": float(wide.double().mean()) / plain,
         }
         if method != "plain":
             numbers["rank correlation of width with error"] = _correlation(wide, error)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hidden_uncertainty.regularise import DenseDecoder, ResidualDecoder
 from reproduction.nets.fcnet import FCNet
+from reproduction.nets.reconstruction import DenseDecoder, ResidualDecoder
 from reproduction.nets.regularised import Regularised
 from reproduction.nets.resnet import ResNet
 from reproduction.training.fcnet_lane import StackLane, stackable

@@ -4,7 +4,6 @@ from ..detector import Detector as Baseline
 from .adapter import PytorchOOD, PytorchOODFeatures
 from .dropout import MCDropout, insert_dropout
 from .ensemble import DeepEnsemble
-from .kernel import Credibility, KernelDensity
 from .mahalanobis import Mahalanobis, RelativeMahalanobis, one_gaussian_a_class, one_gaussian_per_class
 from .neighbours import NearestNeighbours
 from .outputs import GEN, Energy, MaxProbability, SoftmaxEntropy
@@ -12,10 +11,8 @@ from .outputs import GEN, Energy, MaxProbability, SoftmaxEntropy
 __all__ = [
     "GEN",
     "Baseline",
-    "Credibility",
     "DeepEnsemble",
     "Energy",
-    "KernelDensity",
     "MCDropout",
     "Mahalanobis",
     "MaxProbability",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypedDict, Unpack
@@ -180,13 +179,3 @@ def single_input(batch: Batch, who: str) -> Tensor:
     if len(batch.args) != 1 or batch.kwargs or not isinstance(batch.args[0], Tensor):
         raise TypeError(f"{who} one tensor, not {len(batch.args)} positional and {list(batch.kwargs)} keyword inputs.")
     return batch.args[0]
-
-
-def import_backend(name: str, instead: str) -> Any:
-    """A library that need not be installed, for `backend=`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"backend={name!r} needs {name}: pip install 'hidden-uncertainty[{name}]', or use backend={instead!r}."
-        ) from error

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..io import plain
-from ..model.batches import Batch, leaves
-from ..model.capture import Callback, device_of, find, lend, named, run
-from ..model.tasks import Prediction, Task
+from ..model.batches import Batch
+from ..model.capture import Callback, find, lend, named
+from ..model.tasks import Prediction
 from ..precision import put_back_after
 from ..uncertainty import LayerScores
 from .base import check_options
@@ -36,15 +36,12 @@ class MCDropout(VotingDetector):
     model's own code cannot be seen and stay off.
 
     Masks come from a generator of each call's own; only where torch draws them itself, as in attention and recurrent
-    layers, is that of the process seeded for the time of the call. Inputs are repeated along the batch, so that one
-    pass draws several samples; where that cannot be, samples are drawn pass by pass.
+    layers, is that of the process seeded for the time of the call.
 
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.
         samples: how many.
         seed: of the masks; each call starts from it.
-        max_rows: at most so many rows per pass, as far as whole batches allow; 1 draws one sample per pass. None takes
-            128 on a CPU and 512 elsewhere.
         options: `logits`, `task`, `output`, `pixels`, `unpack` and `progress`: see `OutputOptions`.
 
     Example:
@@ -60,17 +57,14 @@ class MCDropout(VotingDetector):
         samples: int = 10,
         *,
         seed: int = 0,
-        max_rows: int | None = None,
         **options: Unpack[OutputOptions],
     ) -> None:
         check_options(self, options, OutputOptions)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
-        if max_rows is not None and max_rows < 1:
-            raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
         dropout_layers(model)
         progress = options.pop("progress", None)
-        reader = DropoutReader(model, samples, seed=seed, max_rows=max_rows, **options)
+        reader = DropoutReader(model, samples, seed=seed, **options)
         super().__init__(reader, seed=seed, progress=progress)
 
 
@@ -79,58 +73,32 @@ class DropoutReader(VotingReader):
 
     repeats = False  # masks differ with an input's place in its batch
 
-    def __init__(self, model: nn.Module, samples: int, *, seed: int, max_rows: int | None, **options: Any) -> None:
+    def __init__(self, model: nn.Module, samples: int, *, seed: int, **options: Any) -> None:
         super().__init__(model, **options)
-        self.samples, self.seed, self.max_rows = plain(samples), plain(seed), plain(max_rows)
-        self._apart: bool | None = None  # whether rows have masks of their own; None until a batch was repeated
+        self.samples, self.seed = plain(samples), plain(seed)
 
     def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
         """What the samples say together."""
-        task = self.task
-        if task is None:
-            output, _ = run(self.model, {}, batch.args, batch.kwargs)
-            task = self.known_task(output, batch)
-        # Ten samples of a small convolutional network: on a CPU core, passes of 512 rows took twice as long as those of
-        # 128 or fewer, which fit its caches; on an H200, passes of 512 took a third to a half of sample by sample.
-        on_cpu = (device_of(self.model) or torch.device("cpu")).type == "cpu"
-        rows = self.max_rows or (128 if on_cpu else 512)
-        repeat = self._apart is not False and _repeatable(batch)
-        most = rows // max(len(batch), 1) if repeat else 1
-        samples, output = self._sample(batch, task, max(most, 1))
-        if not samples:
-            samples, output = self._sample(batch, task, 1)
-        return self.vote(task, samples, output)
+        masks = Masks(self.model, self.seed)
 
-    def _sample(self, batch: Batch, task: Task, most: int) -> tuple[list[Prediction], Any]:
-        """Draw the samples, at most so many per pass; none where the rows of a repeated batch share a mask."""
-        masks, check = Masks(self.model, self.seed), Masks(self.model, self.seed)
-        samples: list[Prediction] = []
-
-        def work(inner: nn.Module) -> Any:
-            for start in range(0, self.samples, most):
-                times = min(most, self.samples - start)
-                masks.sizes.clear()
-                output = _call(inner, batch, times)
-                if not masks.sizes:
+        def work(inner: nn.Module) -> tuple[Prediction, LayerScores]:
+            samples: list[Prediction] = []
+            for _ in range(self.samples):
+                # Copies: a model that starts with dropout in place must not change the user's inputs.
+                inputs = replace(batch, label=None).map(Tensor.clone)
+                output = inner(*inputs.args, **inputs.kwargs)
+                if not masks.used:
                     names = ", ".join(map(repr, dropout_layers(self.model)))
                     raise RuntimeError(
                         f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
                         "same. Choose a model whose forward calls them."
                     )
+                task = self.known_task(output, batch)
                 value, classes, variance, _ = self.sample(output, task)
-                if times > 1 and self._apart is None:
-                    single = check.around(lambda inner: self.sample(_call(inner, batch, 1), task).value)
-                    repeated = [times * size for size in check.sizes]
-                    self._apart = len(value) == times * len(single) and masks.sizes == repeated
-                if times > 1 and not self._apart:
-                    samples.clear()
-                    return output
-                rows = (times, len(value) // times)
-                variance = None if variance is None else variance.reshape(*rows, *variance.shape[1:])
-                samples.append(Prediction(value.reshape(*rows, *value.shape[1:]), classes, variance))
-            return output
+                samples.append(Prediction(value[None], classes, None if variance is None else variance[None]))
+            return self.vote(task, samples, output)
 
-        return samples, masks.around(work)
+        return masks.around(work)
 
 
 class Masks:
@@ -138,7 +106,7 @@ class Masks:
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.model, self.seed = model, seed
-        self.sizes: list[int] = []  # of what dropout gave; 0 where that is no tensor
+        self.used = False  # whether any dropout layer was called
         self._generators: dict[torch.device, torch.Generator] = {}
         self._callbacks: dict[str, Callback] = {}
         self._inside = False  # whether torch draws masks itself
@@ -161,7 +129,7 @@ class Masks:
 
     def _masked(self, layer: Any) -> Callback:
         def callback(output: Tensor, *_: Any) -> Tensor:
-            self.sizes.append(output.numel())
+            self.used = True
             device = output.device
             if device not in self._generators:
                 self._generators[device] = torch.Generator(device).manual_seed(self.seed)
@@ -172,9 +140,8 @@ class Masks:
 
     def _again(self, twin: nn.Module) -> Callback:
         def callback(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            output = twin.forward(*args, **kwargs)
-            self.sizes.append(output.numel() if isinstance(output, Tensor) else 0)
-            return output
+            self.used = True
+            return twin.forward(*args, **kwargs)
 
         return callback
 
@@ -259,8 +226,8 @@ def insert_dropout(
 ) -> nn.Module:
     """A copy of the model with dropout after chosen modules, to be trained (or trained on) and given to `MCDropout`.
 
-    The model itself is unchanged. In the copy each chosen module is inside a `WithDropout`, under its own name; the
-    names in the `state_dict` stay as they were.
+    The model itself is unchanged. In the copy each chosen module has a dropout layer for its output, `inserted_dropout`
+    (in an `nn.Sequential` the last layer); the names in the `state_dict` stay as they were.
 
     Args:
         model: any `nn.Module`.
@@ -270,7 +237,7 @@ def insert_dropout(
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> insert_dropout(model, 0.1)[0].dropout
+        >>> insert_dropout(model, 0.1)[0].inserted_dropout
         Dropout(p=0.1, inplace=False)
         >>> insert_dropout(model, 0.1).load_state_dict(model.state_dict())
         <All keys matched successfully>
@@ -278,71 +245,23 @@ def insert_dropout(
     if not 0 <= p < 1:
         raise ValueError(f"p is the share of activations to drop, at least 0 and less than 1, not {p}.")
     twin = copy.deepcopy(find(model, [""])[""])
-    wrapped = {module: WithDropout(module, p) for module in _chosen(twin, after)}
-    for parent in list(twin.modules()):
-        for key, child in parent._modules.items():
-            if child in wrapped:
-                parent._modules[key] = wrapped[child]
-    return wrapped.get(twin, twin)
+    for module in dict.fromkeys(_chosen(twin, after)):
+        dropout = nn.Dropout(p).train(module.training)
+        if type(module).forward is nn.Sequential.forward:
+            module.append(dropout)  # type: ignore[operator]
+        else:
+            module.inserted_dropout = dropout
+            module.register_forward_hook(_dropped)
+    return twin
 
 
-class WithDropout(nn.Module):
-    """A module followed by dropout, made by `insert_dropout`; its other attributes are the module's.
-
-    In a `state_dict` it has the names of the module alone, so that weights go to and fro between a model with dropout
-    and the one without.
-    """
-
-    def __init__(self, module: nn.Module, p: float) -> None:
-        super().__init__()
-        self.module, self.dropout = module, nn.Dropout(p)
-        self.training = self.dropout.training = module.training
-        self.register_state_dict_post_hook(_shorten)
-        self.register_load_state_dict_pre_hook(_lengthen)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's output, with dropout."""
-        output = self.module(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            raise TypeError(
-                f"dropout was inserted after a {type(self.module).__name__}, which returns a {type(output).__name__}, "
-                "not a tensor: choose another module."
-            )
-        return self.dropout(output)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("module"), name)
-
-
-def _call(model: nn.Module, batch: Batch, times: int) -> Any:
-    def repeated(tensor: Tensor) -> Tensor:
-        # Copies: a model that starts with dropout in place must not change the user's inputs.
-        return tensor.clone() if times == 1 or tensor.dim() == 0 else torch.cat([tensor] * times)
-
-    try:
-        inputs = replace(batch, label=None).map(repeated)
-        return model(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        if times > 1:
-            error.add_note(
-                f"The inputs were repeated {times} times along the batch, to draw as many samples in one pass; "
-                "MCDropout(..., max_rows=1) draws one per pass."
-            )
-        raise
-
-
-def _repeatable(batch: Batch) -> bool:
-    """Whether all that may depend on the batch are plain tensors with the batch in front."""
-
-    def plain(leaf: Any) -> bool:
-        if isinstance(leaf, Tensor):
-            return leaf.dim() == 0 or (leaf.layout == torch.strided and not leaf.is_nested and len(leaf) == len(batch))
-        return leaf is None or isinstance(leaf, bool | int | float | torch.dtype | torch.device)
-
-    return all(map(plain, leaves((batch.args, batch.kwargs))))
+def _dropped(module: Any, args: Any, output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"dropout was inserted after a {type(module).__name__}, which returns a {type(output).__name__}, not a "
+            "tensor: choose another module."
+        )
+    return module.inserted_dropout(output)
 
 
 def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
@@ -372,13 +291,3 @@ def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
     if not after:
         raise ValueError("after names no module to insert dropout after.")
     return list(find(model, after).values())
-
-
-def _shorten(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    for key in [key for key in state if key.startswith(f"{prefix}module.")]:
-        state[prefix + key.removeprefix(f"{prefix}module.")] = state.pop(key)
-
-
-def _lengthen(layer: nn.Module, state: dict[str, Any], prefix: str, *details: Any) -> None:
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}module.{key.removeprefix(prefix)}"] = state.pop(key)

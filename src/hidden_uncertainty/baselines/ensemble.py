@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state
-from torch.utils._pytree import tree_map
 
 from ..abilities import require
 from ..detector import Detector
@@ -18,7 +15,6 @@ from ..model.batches import Batch
 from ..model.capture import device_of, run
 from ..model.outputs import select
 from ..model.tasks import Classification, MultiLabel, Prediction, Task, TaskName
-from ..precision import gradients
 from ..scoring.bayes import infer
 from ..scoring.outputs import warn_of_probabilities
 from ..scoring.terms import Term
@@ -84,13 +80,7 @@ class VotingReader(ScoringReader):
         return Prediction(scores, scores.shape[1])
 
     def vote(self, task: Task, samples: Sequence[Prediction], output: Any) -> tuple[Prediction, LayerScores]:
-        """What several passes say together.
-
-        Args:
-            task: what is predicted.
-            samples: their tensors as (passes, m, ...).
-            output: of any pass, for the shape of maps.
-        """
+        """What several passes say together, whose tensors are (passes, m, ...); any output, for the shape of maps."""
         value = torch.cat([sample.value for sample in samples])
         wrong = ~value.amax(-1).isfinite() if task.discrete else ~value.isfinite()  # a class may be ruled out by -inf
         if task.discrete:
@@ -122,8 +112,6 @@ class DeepEnsemble(VotingDetector):
 
     Args:
         models: at least two trained networks that predict the same; they may differ in architecture.
-        together: run members of one architecture as one, by `torch.vmap` over their stacked weights. It is worth it for
-            a few images at a time on a GPU, and slower elsewhere. Weights are copied now: later changes are not seen.
         options: `logits`, `task`, `output`, `pixels`, `unpack` and `progress`: see `OutputOptions`.
 
     Example:
@@ -133,26 +121,26 @@ class DeepEnsemble(VotingDetector):
         (torch.Size([8]), True)
     """
 
-    def __init__(
-        self, models: Iterable[nn.Module], *, together: bool = False, **options: Unpack[OutputOptions]
-    ) -> None:
+    def __init__(self, models: Iterable[nn.Module], **options: Unpack[OutputOptions]) -> None:
         check_options(self, options, OutputOptions)
         self.models, progress = _checked(models), options.pop("progress", None)
-        super().__init__(EnsembleReader(self.models, together=together, **options), progress=progress)
+        super().__init__(EnsembleReader(self.models, **options), progress=progress)
 
 
 class EnsembleReader(VotingReader):
     """Runs the members of a `DeepEnsemble` on each batch."""
 
-    def __init__(self, models: tuple[nn.Module, ...], *, together: bool, **options: Any) -> None:
+    def __init__(self, models: tuple[nn.Module, ...], **options: Any) -> None:
         super().__init__(models[0], **options)
         self.models = models
-        self._stacked = _Stacked(models) if together else None
 
     def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
         """What the members say together."""
         samples: list[Prediction] = []
-        for position, output in enumerate(self._outputs(batch)):
+        for position, member in enumerate(self.models):
+            device = device_of(member)
+            inputs = batch if device is None else batch.to(device)
+            output, _ = run(member, {}, inputs.args, inputs.kwargs)
             task = self.known_task(output, batch)
             sample = self.sample(output, task)
             if samples and sample.value.shape != samples[0].value.shape[1:]:
@@ -165,15 +153,6 @@ class EnsembleReader(VotingReader):
             samples.append(Prediction(sample.value.to(home)[None], sample.classes, variance))
         return self.vote(task, samples, output)
 
-    def _outputs(self, batch: Batch) -> Iterator[Any]:
-        if self._stacked is not None:
-            yield from self._stacked(batch)
-            return
-        for member in self.models:
-            device = device_of(member)
-            inputs = batch if device is None else batch.to(device)
-            yield run(member, {}, inputs.args, inputs.kwargs)[0]
-
 
 class Parts(NamedTuple):
     """A prediction for n inputs and the two kinds of uncertainty, in the order of `Uncertainty`."""
@@ -185,7 +164,7 @@ class Parts(NamedTuple):
 
 
 def decompose_classes(scores: Tensor) -> Parts:
-    r"""Mean entropy and mutual information of K predicted distributions over classes, in nats.
+    r"""Mean entropy and mutual information of K predicted distributions over classes, from logits (K, n, C), in nats.
 
     .. math::
         \text{aleatoric} = \frac1K \sum_k H(p_k), \qquad
@@ -196,9 +175,6 @@ def decompose_classes(scores: Tensor) -> Parts:
     with p̄ the mean of the p_k, and the prediction its largest class. (The paper's appendix prints both entropies
     without their minus signs; these are the quantities it names.) The last form has terms that are never negative: it
     keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
-
-    Args:
-        scores: logits or log-probabilities, (K, n, C).
     """
     # Some inputs at a time: for maps, all intermediate values would take gigabytes, and on a CPU no cache holds them.
     cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
@@ -208,45 +184,17 @@ def decompose_classes(scores: Tensor) -> Parts:
 
 
 def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
-    r"""Mean variance and variance of the means of K predictions, in squared units of the output, summed over outputs.
+    r"""Mean variance and variance of the means of K predictions (K, n) or (K, n, q), summed over outputs.
 
     .. math::
         \text{aleatoric} = \frac1K \sum_k \sigma_k^2, \qquad
         \text{epistemic} = \frac1K \sum_k (\mu_k - \bar\mu)^2
 
     Their sum is the variance of the mixture of the K predictions.
-
-    Args:
-        value: predictions, (K, n) or (K, n, q).
-        variance: the networks' own, of the same shape; without it there is no aleatoric uncertainty.
     """
     mean = (value / len(value)).sum(0)  # the sum of undivided ones may overflow
     spread = (value - mean).square().mean(0)
     return Parts(mean, _total(spread), None if variance is None else _total(variance.mean(0)))
-
-
-class _Stacked:
-    """Copies of members of one architecture, their weights stacked, run as one."""
-
-    def __init__(self, models: tuple[nn.Module, ...]) -> None:
-        twins = [copy.deepcopy(model).eval().requires_grad_(False) for model in models]
-        try:
-            self.state = stack_module_state(twins)
-        except RuntimeError as error:
-            raise ValueError(
-                f"together=True needs members of one architecture on one device ({error}): leave it out."
-            ) from error
-        self.model, self.count = twins[0], len(twins)
-
-    @gradients(False)
-    def __call__(self, batch: Batch) -> list[Any]:
-        """What each member returns."""
-
-        def member(weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
-            return functional_call(self.model, (weights, buffers), batch.args, batch.kwargs)
-
-        outputs = torch.vmap(member)(*self.state)
-        return [tree_map(lambda output, i=i: output[i], outputs) for i in range(self.count)]
 
 
 def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:

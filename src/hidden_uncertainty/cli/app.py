@@ -23,7 +23,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-Quick = Annotated[bool, typer.Option("--quick", help="A rough version that takes a few seconds.")]
 KEPT = ("size", "mean", "std", "grey", "label", "columns", "classes")  # what a detector's file says of its data
 Tasks = Enum("Tasks", {name: name for name in ("classification", "regression", "multi-label")})  # type: ignore[misc]
 OWN = "Your own model"  # heading of the commands for it
@@ -234,37 +233,15 @@ def main(
 
 @app.command()
 def demo(
-    out: Annotated[
-        Path, typer.Option(file_okay=False, callback=expand, help="Folder for demo.png and demo.json.")
-    ] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(file_okay=False, callback=expand, help="Folder for demo.png.")] = Path(
+        "demo-output"
+    ),
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the split, the network and the noise.")] = 0,
-    quick: Quick = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A rough version that takes a few seconds.")] = False,
 ) -> None:
     """Train a small network on digits and show that it knows what it does not know; under a minute."""
     prepare()
-    from ..demo.show import Settings, run
-
-    settings = Settings(seed=seed)
-    with writing_to(out):
-        run(out, settings.quick() if quick else settings)
-
-
-@app.command()
-def compare(
-    out: Annotated[
-        Path, typer.Option(file_okay=False, callback=expand, help="Folder for comparison.json and comparison.png.")
-    ] = Path("compare-output"),
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Repetitions; --quick runs one.")] = 5,
-    quick: Quick = False,
-) -> None:
-    """Compare all methods on digits: how well each detects and what it costs; about two minutes."""
-    prepare()
-    from .. import plots
-    from ..demo.measure import compare_methods
+    from ..demo.show import run
 
     with writing_to(out):
-        found = compare_methods(seeds=range(seeds), quick=quick)
-        written = found.save(out / "comparison.json"), plots.save(found.plot(), out / "comparison.png")
-    typer.echo(found)
-    for path in written:
-        typer.echo(f"written: {path}")
+        run(out, seed=seed, quick=quick)

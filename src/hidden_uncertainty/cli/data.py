@@ -154,9 +154,9 @@ def _npz(given: Given, path: Path, model: nn.Module, fitting: bool) -> Data:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:
         raise ValueError(f"'{path}' cannot be read: {error}") from error
-    label = next((name for name in given.label or LABELS if name in arrays), None)
+    label = next((name for name in ([given.label] if given.label else LABELS) if name in arrays), None)
     if label is None and given.label and fitting:
-        raise ValueError(f"there is no array {given.label[0]!r} in '{path}', which has: {', '.join(arrays)}.")
+        raise ValueError(f"there is no array {given.label!r} in '{path}', which has: {', '.join(arrays)}.")
     y, taken = None if label is None else arrays.pop(label), names_of(model)
     if not arrays or (len(arrays) > 1 and not {*arrays} <= {*taken}):
         raise ValueError(
@@ -170,35 +170,30 @@ def _csv(given: Given, path: Path, fitting: bool) -> Data:
     with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = csv.reader(file)
         header = [name.strip() for name in next(lines, [])]
-        wanted = [name for name in given.label or [] if fitting or name in header]
+        wanted = [given.label] if given.label and (fitting or given.label in header) else []
         columns = given.columns or [name for name in header if name not in wanted]
         times = Counter(header)
         wrong = [name for name in (*columns, *wanted) if times[name] != 1]
         if wrong or not columns:
             shown = ", ".join(wrong) or "to read"
             raise ValueError(f"'{path}' has no column {shown}, or several; it has: {', '.join(header)}.")
-        x, y = list[list[float]](), list[list[str]]()
+        x, words = list[list[float]](), list[str]()
         for row in filter(None, lines):
             where = f"'{path}', line {lines.line_num}"
             if len(row) != len(header):
                 raise ValueError(f"{where} has {len(row)} cells, the first line has {len(header)}.")
             cells = dict(zip(header, row, strict=True))
             x.append([_number(cells[name], f"{where}: column {name!r}", fitting) for name in columns])
-            y.append([cells[name].strip() for name in wanted])
+            words += [cells[name].strip() for name in wanted]
     classes, labels = given.classes, None
     if wanted:
-        words = [row[0] for row in y]
         try:
             if {*words} <= {*(given.classes or ())}:
                 raise ValueError("names of classes may be numbers")
-            labels = np.array(y, dtype=np.float64).reshape(len(y), len(wanted))
+            labels = np.array(words, dtype=np.float64)
             labels = labels.astype(np.int64) if (labels % 1 == 0).all() else labels
-            labels = labels[:, 0] if len(wanted) == 1 else labels
         except ValueError:
-            if len(wanted) == 1:
-                classes, labels = _labels(given, words, f"'{path}'", fitting)
-            elif fitting:
-                raise ValueError(f"'{path}' needs a number in each of the columns {', '.join(wanted)}.") from None
+            classes, labels = _labels(given, words, f"'{path}'", fitting)
     return replace(_arrays(given, path, np.array(x), labels), classes=classes, columns=columns)
 
 

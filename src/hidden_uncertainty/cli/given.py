@@ -108,7 +108,7 @@ class Given:
     std: Listed = _image("What they are then divided by. Default: 1.", callback=numbers)
     grey: bool | None = _image("Read one channel, or three. Default: --rgb.", flags=("--grey/--rgb",))
     skip_broken: bool = _image("Leave out files that cannot be read.", False, ("--skip-broken",))
-    label: Listed = _table("Columns or array of labels. Default: y in .npz, none in .csv.", callback=listed)
+    label: str | None = _table("Column or array of labels. Default: y in .npz, none in .csv.")
     columns: Listed = _table("Columns that the network reads, a,b,c. Default: all others.", callback=listed)
     classes: Listed = _table("The classes in the network's order, a,b,c. Default: sorted.", callback=listed)
     batch: int = option("Inputs per batch.", 64, min=1)

@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import metrics
 from ..extract import Pixels
@@ -23,29 +21,7 @@ from ..model.tasks import whole_labels
 from ..uncertainty import Uncertainty
 from ..version import __version__
 
-MIB = 2**20
-_LEAVES = (type, ModuleType, FunctionType, MethodType, str, bytes)  # objects with nothing of a method's own behind them
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
-
-
-def peak_memory(device: torch.device) -> Callable[[], float | None]:
-    """Ask what this returns how far the memory that torch allocates on a CUDA device rose at most since, in MiB.
-
-    It is None on a CPU: the memory of the process can be watched, but what earlier steps freed is used again without
-    showing. One mixture fitted three times to the same digits raised it by 56, 4 and 37 MiB.
-    """
-    if device.type != "cuda":
-        return lambda: None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    return lambda: (torch.cuda.max_memory_allocated(device) - before) / MIB
-
-
-def kept_memory(method: object, network: nn.Module | None = None) -> float:
-    """MiB of the tensors and arrays that can be reached from a method's attributes, and not from the network's."""
-    known = _sizes(network)
-    return sum(size for place, size in _sizes(method).items() if place not in known) / MIB
 
 
 def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -136,27 +112,3 @@ def errors(u: Uncertainty, label: Tensor | None, pixels: Pixels | None = None) -
         "accuracy": float(correct.double().mean()),
         **{f"aurc {name}": metrics.aurc(score, correct) for name, score in given.items()},
     }
-
-
-def _sizes(root: object) -> dict[int, int]:
-    """Bytes of every tensor or array that can be reached, by where its memory begins."""
-    found: dict[int, int] = {}
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen or isinstance(item, _LEAVES):
-            continue
-        seen.add(id(item))
-        if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(item, np.ndarray):
-            found[item.ctypes.data] = item.nbytes
-        elif isinstance(item, Mapping):
-            waiting.extend(item.values())
-        elif isinstance(item, list | tuple | set | frozenset):
-            waiting.extend(item)
-        elif hasattr(item, "__dict__"):
-            waiting.extend(vars(item).values())
-    return found

@@ -17,7 +17,7 @@ from ..model.batches import Adapter, batches, dtype_of, require_repeatable, unpa
 from ..model.capture import device_of, lend
 from ..progress import bars, progress_bar
 from ..uncertainty import Uncertainty
-from .measure import detection, errors, hardware, kept_memory, milliseconds, peak_memory, versions
+from .measure import detection, errors, hardware, milliseconds, versions
 from .table import FORWARD, Comparison
 
 TIMED = 512  # inputs, or a few more: whole batches
@@ -58,8 +58,6 @@ def compare(
     `ms per input`        of `predict`, forward passes included, on the first 512 in-distribution inputs in the
                           loader's batches, already in memory; the median of rounds in which methods take turns
     `times forward`       that, in plain forward passes of the network
-    `peak MiB`            on CUDA, the most that torch allocated during fit and scoring above what was there before
-    `kept MiB`            tensors that the method holds and the network does not; further networks count
     ====================  =============================================================================================
 
     Args:
@@ -96,15 +94,10 @@ def compare(
     with bars(progress), progress_bar("comparing", len(methods)) as bar:
         for name, method in methods.items():
             found[name] = {}
-            peak_since = peak_memory(_device(_network(method)))
             with _named(name):
                 if train is not None:
                     found[name][None, "fit seconds"] = _fit(method, train, calibration)
                 found[name] |= _score(method, known, ood, counts)
-            peak = peak_since()
-            if peak is not None:
-                found[name][None, "peak MiB"] = peak
-            found[name][None, "kept MiB"] = kept_memory(method, network)
             bar.advance(method=name)
 
     items, sizes = known.first(TIMED)

@@ -1,25 +1,14 @@
-"""What a comparison found: rows, and from them tables, a file and a picture."""
+"""What a comparison found: rows, and tables of them."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Self
-
-from ..io import replacing
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from typing import Any
 
 FORWARD = "forward pass"  # the network alone, a row of its own to compare costs with
 BAR = r"\|"
-MARKS = "os^DvP*"  # as many as colours, so that they are told apart without them
-COST, PURPLE = "ms per input", "#7A5195"
 Column = tuple[str | None, str]  # the data to be detected, or None, and the metric
 Part = Mapping[str, tuple[str, Callable[[float], str]]]  # what a metric is called, and how it is written
 
@@ -47,14 +36,13 @@ OTHER: Part = {
     "fit seconds": ("fit s", "{:.2f}".format),
     "ms per input": ("ms/input", significant),
     "times forward": ("× forward", "{:.1f}".format),
-    "peak MiB": ("peak MiB", "{:.1f}".format),
     "kept MiB": ("kept MiB", "{:.2f}".format),
 }
 
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """What `compare` found. Print it, or turn it into Markdown, a file or a picture.
+    """What `compare` found. Print it as tables in Markdown; `rows` are ready for JSON or a data frame.
 
     Args:
         rows: flat objects: `method`, `ood` (None for what is not about detection), `metric`, `value`; and, for several
@@ -65,12 +53,13 @@ class Comparison:
         >>> rows = [{"method": "density", "ood": "letters", "metric": "auroc", "value": 0.975}]
         >>> rows += [{"method": "density", "ood": None, "metric": "ms per input", "value": 0.0213}]
         >>> Comparison(rows)
-                 letters
-        method     AUROC
-        density    0.975
+        | method  | AUROC, letters |
+        | ------- | -------------: |
+        | density |          0.975 |
         <BLANKLINE>
-        method   ms/input
-        density    0.0213
+        | method  | ms/input |
+        | ------- | -------: |
+        | density |   0.0213 |
     """
 
     rows: list[dict[str, Any]]
@@ -107,90 +96,20 @@ class Comparison:
         same = (row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked)
         return next(same, None)
 
-    @classmethod
-    def mean(cls, runs: Sequence[Self]) -> Self:
-        """The mean of several runs of one comparison, each row with its deviation over the runs."""
-        if not runs:
-            raise ValueError("there are no comparisons to average: expected at least one.")
-        values: dict[tuple[str, str | None, str], list[float]] = {}
-        for run in runs:
-            for row in run.rows:
-                values.setdefault((row["method"], row["ood"], row["metric"]), []).append(row["value"])
-        for (method, _, metric), found in values.items():
-            if len(found) != len(runs):
-                raise ValueError(
-                    f"{metric!r} of {method!r} was measured in {len(found)} of {len(runs)} comparisons: average runs "
-                    "of one and the same."
-                )
-        rows = []
-        for (method, ood, metric), found in values.items():
-            row = {"method": method, "ood": ood, "metric": metric, "value": fmean(found)}
-            rows.append(row | {"std": stdev(found) if len(found) > 1 else 0.0, "n": len(found)})
-        return cls(rows, runs[0].about)
-
     def __repr__(self) -> str:
-        blocks = []
-        for part, columns in self._parts():
-            above = ["", *(ood or "" for ood, _ in columns)]
-            heads = ["method", *(part[metric][0] for _, metric in columns)]
-            blocks.append(_aligned(above, [heads, *self._lines(part, columns)]))
-        return "\n\n".join([*blocks, *_about(self)])
-
-    def to_markdown(self) -> str:
         """Tables of detection, and of errors and cost, in Markdown, with deviations beside means of several runs."""
         blocks = []
         for part, columns in self._parts():
             heads = ["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]
-            lines = [heads, ["---", *["--:"] * len(columns)], *self._lines(part, columns, deviations=True)]
             # A bar in a name, as in p(y|x), must not begin another column.
-            blocks.append("\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in line)} |" for line in lines))
-        return "\n\n".join([*blocks, *_about(self)]) + "\n"
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything as JSON, whole or not at all.
-
-        Args:
-            path: where to; folders are made. An existing file is replaced.
-        """
-        return write_json({"about": self.about, "rows": self.rows}, Path(path))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote."""
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not {"about", "rows"} <= set(content):
-            raise ValueError(f"'{path}' is no saved comparison: expected a JSON object with 'about' and 'rows'.")
-        return cls(content["rows"], content["about"])
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the AUROC of each method, and beside it what scoring costs.
-
-        Args:
-            ax: where to draw; a new one by default. The costs come to its right.
-        """
-        from ..plots.style import COLOURS, GREY, INK, axes  # matplotlib takes a second to import
-
-        methods = [name for name in self.methods if name != FORWARD]
-        if not methods:
-            raise ValueError("the comparison has no methods: there is nothing to draw.")
-        ax = axes(ax, width=9.5, height=1.5 + 0.27 * len(methods))
-        for i, ood in enumerate(self.ood):
-            # One below the other: equal marks would hide each other.
-            shift = 0.6 * ((i + 0.5) / len(self.ood) - 0.5)
-            found = [(self.value(name, "auroc", ood), place + shift) for place, name in enumerate(methods)]
-            there = {place: value for value, place in found if value is not None}
-            colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
-            ax.plot(list(there.values()), list(there), mark, color=colour, markersize=5, label=ood)
-        ax.axvline(0.5, color=GREY, linewidth=1, linestyle=(0, (2, 2)))  # chance
-        ax.set_yticks(range(len(methods)), methods)
-        ax.set_ylim(len(methods) - 0.5, -0.5)
-        ax.set_xlabel("AUROC")
-        if self.ood:
-            text: dict[str, Any] = {"fontsize": 9, "labelcolor": INK, "columnspacing": 1.0, "handletextpad": 0.2}
-            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, **text)
-        if any(row["metric"] == COST and row["method"] in methods for row in self.rows):
-            _draw_cost(self, methods, ax)
-        return ax
+            lines = [[cell.replace("|", BAR) for cell in line] for line in (heads, *self._lines(part, columns))]
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+            for name, *cells in lines:
+                numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+                blocks.append(f"| {' | '.join([name.ljust(widths[0]), *numbers])} |")
+            blocks.append("")
+        return "\n".join([*blocks, *_about(self)]).rstrip()
 
     def _parts(self) -> Iterator[tuple[Part, list[Column]]]:
         """What is in each table."""
@@ -200,7 +119,7 @@ class Comparison:
             if columns:
                 yield part, columns
 
-    def _lines(self, part: Part, columns: list[Column], *, deviations: bool = False) -> list[list[str]]:
+    def _lines(self, part: Part, columns: list[Column]) -> list[list[str]]:
         """One line per method that has any of the columns."""
         rows = {(row["method"], row["ood"], row["metric"]): row for row in self.rows}
         lines = []
@@ -209,34 +128,10 @@ class Comparison:
             for column in columns:
                 row, show = rows.get((method, *column), {}), part[column[1]][1]
                 text = show(row["value"]) if row else ""
-                cells.append(f"{text} ± {show(row['std'])}" if deviations and row.get("n", 1) > 1 else text)
+                cells.append(f"{text} ± {show(row['std'])}" if row.get("n", 1) > 1 else text)
             if any(cells):
                 lines.append([method, *cells])
         return lines
-
-
-def write_json(content: Any, path: Path) -> Path:
-    """Write a file whole or not at all; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
-    return path
-
-
-def _aligned(above: list[str], lines: list[list[str]]) -> str:
-    """Names to the left, numbers to the right; above a run of columns, once, what they have in common."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    starts = [i for i in range(len(above)) if i == 0 or above[i] != above[i - 1]]
-    top = ""
-    for start, end in zip(starts, [*starts[1:], len(above)], strict=True):
-        short = len(above[start]) - sum(widths[start:end]) - 2 * (end - start - 1)
-        widths[end - 1] += max(short, 0)
-        top += above[start].ljust(sum(widths[start:end]) + 2 * (end - start))
-    texts = [top] if top.strip() else []
-    for name, *cells in lines:
-        numbers = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        texts.append("  ".join([name.ljust(widths[0]), *numbers]))
-    return "\n".join(text.rstrip() for text in texts)
 
 
 def _about(comparison: Comparison) -> list[str]:
@@ -255,39 +150,3 @@ def _about(comparison: Comparison) -> list[str]:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _draw_cost(comparison: Comparison, methods: list[str], ax: Axes) -> None:
-    """How far each method is from the plain forward pass, on a logarithmic axis that takes the right of the picture."""
-    from matplotlib.ticker import FuncFormatter
-    from mpl_toolkits.axes_grid1 import make_axes_locatable  # type: ignore[import-untyped]
-
-    from ..plots.style import INK, dress
-
-    panel = make_axes_locatable(ax).append_axes("right", size="70%", pad=0.2)
-    found = {place: comparison.value(name, COST) for place, name in enumerate(methods)}
-    costs = {place: cost for place, cost in found.items() if cost is not None}
-    forward = comparison.value(FORWARD, COST)
-    for place, cost in costs.items():
-        times = comparison.value(methods[place], "times forward")
-        text = significant(cost) + ("" if times is None else f" ({times:.1f} ×)")
-        if forward is not None:
-            panel.plot([forward, cost], [place, place], color=PURPLE, linewidth=2)
-        panel.plot(cost, place, "o", color=PURPLE, markersize=6)
-        beside = (max(cost, forward or cost), place)
-        panel.annotate(text, beside, (7, 0), textcoords="offset points", va="center", size=8.5, color=INK)
-    if forward is not None:
-        panel.axvline(forward, color=INK, linewidth=1.2, linestyle="--", zorder=1)
-        text = f"{FORWARD}: {significant(forward)}"
-        panel.annotate(text, (forward, -0.5), (-4, 4), textcoords="offset points", va="bottom", size=9, color=INK)
-    everything = [*costs.values(), *([] if forward is None else [forward])]
-    left = min(everything) / 1.5
-    panel.set_xscale("log")
-    panel.set_xlim(left, left * (2 * max(everything) / left) ** 1.5)  # a third of it for the text of the last
-    panel.set_ylim(ax.get_ylim())
-    panel.set_yticks(range(len(methods)), [""] * len(methods))
-    panel.set_xlabel("milliseconds per input")
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    dress(panel)
-    panel.spines["left"].set_visible(False)
-    panel.tick_params(axis="y", length=0)

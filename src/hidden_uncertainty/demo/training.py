@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -141,25 +141,6 @@ def add_noise(images: Tensor, deviation: float, *, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(images.shape, generator=generator, dtype=torch.float32, device="cpu")
     return images + deviation * noise.to(images)
-
-
-def flip(images: Tensor, direction: Literal["horizontal", "vertical"]) -> Tensor:
-    """Mirror images: swap left and right, or top and bottom.
-
-    Args:
-        images: (n, C, H, W).
-        direction: `"horizontal"` or `"vertical"`.
-
-    Example:
-        >>> flip(torch.tensor([[[[1, 2], [3, 4]]]]), "horizontal")
-        tensor([[[[2, 1],
-                  [4, 3]]]])
-    """
-    if direction not in ("horizontal", "vertical"):
-        raise ValueError(f"direction must be 'horizontal' or 'vertical', got {direction!r}.")
-    if images.dim() != 4:
-        raise ValueError(f"expected images (n, C, H, W), got {tuple(images.shape)}.")
-    return images.flip(3 if direction == "horizontal" else 2)
 
 
 def _check(images: Tensor) -> None:

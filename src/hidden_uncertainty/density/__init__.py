@@ -3,7 +3,7 @@
 from .base import Density
 from .flow import ConditionalFlow
 from .gaussian.joint import JointMixture
-from .gaussian.mixture import GaussianMixture, PooledGaussians
+from .gaussian.mixture import GaussianMixture
 from .gaussian.moments import Moments, Sums
 
-__all__ = ["ConditionalFlow", "Density", "GaussianMixture", "JointMixture", "Moments", "PooledGaussians", "Sums"]
+__all__ = ["ConditionalFlow", "Density", "GaussianMixture", "JointMixture", "Moments", "Sums"]

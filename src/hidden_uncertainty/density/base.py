@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .gaussian.moments import Moments, Sums
 
 PART = 1 << 26  # elements checked at a time
+GONE = ("restarts", "seed")  # options of mixtures in files of version 0.1.0
 
 
 class Density(Stored, ABC):
@@ -39,6 +41,12 @@ class Density(Stored, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         register(Density.kinds, cls)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """What `config` describes; options that earlier versions had are left out."""
+        known = signature(cls).parameters
+        return super().from_config({name: v for name, v in config.items() if name in known or name not in GONE})
 
     def fit(self, z: Tensor, y: Tensor, *, progress: bool | None = None) -> Self:
         """Fit to activations and the predictions that came with them.

@@ -49,11 +49,6 @@ class Directions(nn.Module):
         """How many directions vary."""
         return self.basis.shape[1]
 
-    @property
-    def collinear(self) -> int:
-        """How many directions were dropped that are not dead units: combinations of those kept."""
-        return self.dim - self.dead - self.kept
-
     @precise
     def fit(self, z: Tensor, *, holdout: Tensor, tolerance: float = 1e-8) -> Self:
         """Find the directions of finite z (n, d), of which rows of the holdout, a mask (n,), check the scales.
@@ -85,7 +80,8 @@ class Directions(nn.Module):
         for name, value in zip(BUFFERS, found, strict=True):
             setattr(self, name, value.to(dtype))
         if dropped:
-            note(str(self.describe()))
+            collinear = dropped - self.dead
+            note(f"{self.kept} of {self.dim} directions kept: {self.dead} never vary, {collinear} collinear with them")
         return self
 
     @precise
@@ -99,12 +95,6 @@ class Directions(nn.Module):
         big = torch.finfo(dtype).max
         squares = (residual / self.residual_deviation).square().sum(1).clamp(max=big / 8)
         return saturate((on_basis / self.deviation).clamp(-big, big), dtype), self.log_scale - 0.5 * squares
-
-    def describe(self) -> str | None:
-        """What was dropped, in one line; None when nothing was."""
-        kinds = {"never vary": self.dead, "collinear with them": self.collinear}
-        parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-        return f"{self.kept} of {self.dim} directions kept: {parts}" if parts else None
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""

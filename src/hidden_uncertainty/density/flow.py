@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from copy import deepcopy
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -15,7 +15,7 @@ from ..io import expect
 from ..notes import warn
 from ..precision import gradients, precise
 from ..progress import progress_bar
-from ._coupling import Couplings, Form, fold, log_prob
+from ._coupling import Couplings, Form, log_likelihood, log_prob
 from .base import Density, as_vectors, check_classes, check_counts, check_dtype, check_numbers, match_classes
 from .directions import Directions, draw_holdout
 
@@ -25,7 +25,6 @@ STEPS = 3000  # at most, where max_epochs is None
 IDLE_STEPS, IDLE_EPOCHS = 200, 5  # without growth, where patience is None
 DRAWS = 256  # of noise on the holdout at least
 RETREATS = 5
-WARM_UP = 3  # steps before one is recorded, as torch asks for
 
 
 class ConditionalFlow(Density):
@@ -138,8 +137,7 @@ class ConditionalFlow(Density):
         flow = self._couplings(u.shape[1], condition.shape[1]).to(u)
         flow.reset(Generator().manual_seed(self.seed))
         parts = [[x[rows].mT.contiguous() for x in (u, condition)] for rows in (~holdout, holdout)]
-        schedule = Schedule(**{name: getattr(self, name) for name in Schedule._fields})
-        trained = train(flow, Sample(*parts[0]), Sample(*parts[1]), schedule)
+        trained = train(flow, Sample(*parts[0]), Sample(*parts[1]), self)
         self.directions, self.flow = directions, flow.requires_grad_(False)
         self.classes, self.y_center, self.y_deviation = classes, center, deviation
         if not trained.stopped:
@@ -163,34 +161,15 @@ class ConditionalFlow(Density):
         if z.dim() != 2 or z.shape[1] != self.directions.dim:
             raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
         u, rest = self.directions(z.detach())
-        columns, folded = u.mT.contiguous(), fold(flow)
+        columns = u.mT.contiguous()
 
         @precise
         def scores(support: Tensor, rows: Tensor | None = None) -> Tensor:
             own, off = (columns, rest) if rows is None else (columns[:, rows], rest[rows])
             condition = self._condition(support, len(off))  # (1, m, q) or (n, m, q)
-            return off[:, None] + log_prob(flow, own, condition.movedim(-1, 0), folded)
+            return off[:, None] + log_prob(flow, own, condition.movedim(-1, 0))
 
         return scores
-
-    @gradients(False)
-    @precise
-    def sample(self, support: Tensor, count: int = 1, *, generator: Generator | None = None) -> Tensor:
-        """Draw activations given each support point, blurred as the density is: (count, m, d).
-
-        Args:
-            support: predictions (m,) where they are numbers or classes, or (m, q).
-            count: draws per point.
-            generator: of the draws, on the density's device; None takes one of the density's seed.
-        """
-        flow, at = self._fitted(), self.directions
-        condition = self._condition(support, 0)[0].mT.repeat(1, count)  # (q, count · m)
-        random = generator or Generator(condition.device).manual_seed(self.seed)
-        draw = partial(torch.randn, generator=random, dtype=condition.dtype, device=condition.device)
-        u = flow.inverse(draw(at.kept, condition.shape[1]), condition).mT
-        off = draw(len(u), at.dim) * at.residual_deviation
-        z = at.center + (u * at.deviation - off @ at.basis) @ at.basis.mT + off
-        return z.view(count, -1, at.dim)
 
     def _condition(self, support: Tensor, n: int) -> Tensor:
         """Support points as the flow is given them, (1, m, q) or (n, m, q)."""
@@ -232,19 +211,6 @@ def _standardised(y: Tensor, center: Tensor, deviation: Tensor) -> Tensor:
     return ((y.double() - center.double()) / deviation.double()).clamp(-limit, limit).to(center.dtype)
 
 
-class Schedule(NamedTuple):
-    """How long and how fast, as in `ConditionalFlow`."""
-
-    noise: float
-    batch_size: int | None
-    learning_rate: float
-    weight_decay: float
-    max_epochs: int | None
-    patience: int | None
-    seed: int
-    gain: float = 0.01
-
-
 class Sample(NamedTuple):
     """Whitened activations and what they are conditioned on, as columns."""
 
@@ -261,31 +227,31 @@ class Trained(NamedTuple):
     log_likelihood: float  # mean over the holdout, the best
 
 
-def train(flow: Couplings, fitted: Sample, holdout: Sample, schedule: Schedule) -> Trained:
+def train(flow: Couplings, fitted: Sample, holdout: Sample, how: ConditionalFlow) -> Trained:
     """Maximise the likelihood of `fitted`, blurred afresh at every step, and keep the weights best for `holdout`.
 
     Where the likelihood becomes NaN, training goes back to the best weights at half the learning rate.
     """
-    random = Generator(fitted.u.device).manual_seed(schedule.seed)
-    n = fitted.u.shape[1]
-    size = schedule.batch_size or min(n, FULL_BATCH)
+    u = fitted.u
+    random, n = Generator(u.device).manual_seed(how.seed), u.shape[1]
+    size = how.batch_size or min(n, FULL_BATCH)
     steps = math.ceil(n / size)  # per epoch
-    max_epochs = schedule.max_epochs or math.ceil(STEPS / steps)
-    patience = schedule.patience or max(IDLE_EPOCHS, math.ceil(IDLE_STEPS / steps))
-    checked = _blurred(holdout, math.ceil(DRAWS / holdout.u.shape[1]), schedule.noise, random)
+    max_epochs = how.max_epochs or math.ceil(STEPS / steps)
+    patience = how.patience or max(IDLE_EPOCHS, math.ceil(IDLE_STEPS / steps))
+    checked = _blurred(holdout, math.ceil(DRAWS / holdout.u.shape[1]), how.noise, random)
 
-    gain = schedule.gain * len(fitted.u)
+    gain = how.gain * len(u)
     best = mark = -math.inf  # the highest likelihood, and the one that last counted as growth
     at = epoch = retreats = 0
-    rate = schedule.learning_rate
-    kept = _weights(flow)
-    step = _Step(flow, fitted, schedule, rate, random)
+    rate = how.learning_rate
+    kept = deepcopy(flow.state_dict())
+    optimiser = _optimiser(flow, how, rate)
     with progress_bar("flow", total=max_epochs) as bar:
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
-                likelihood = float(log_likelihood(flow, checked).mean())
+                likelihood = float(log_likelihood(flow, *checked).mean())
             if likelihood > best:
-                best, kept = likelihood, _weights(flow)
+                best, kept = likelihood, deepcopy(flow.state_dict())
             if likelihood > mark + gain:
                 mark, at = likelihood, epoch
             if not math.isfinite(likelihood):
@@ -295,78 +261,22 @@ def train(flow: Couplings, fitted: Sample, holdout: Sample, schedule: Schedule) 
                         f"the likelihood of the holdout was NaN {retreats} times, the last time at a learning rate "
                         f"of {rate:g}: lower learning_rate, raise noise, or look for outliers in z."
                     )
-                _restore(flow, kept)
+                flow.load_state_dict(kept)
                 rate /= 2
-                step = _Step(flow, fitted, schedule, rate, random)
+                optimiser = _optimiser(flow, how, rate)
             if epoch - at >= patience or epoch == max_epochs:
                 break
-            for columns in _batches(n, size, random):
-                step(columns)
+            order = (
+                torch.randperm(n, generator=random, device=u.device) if size < n else torch.arange(n, device=u.device)
+            )
+            for columns in order.split(size):
+                some = Sample(u[:, columns], fitted.condition[:, columns])
+                optimiser.zero_grad()
+                (-log_likelihood(flow, *_blurred(some, 1, how.noise, random)).mean()).backward()
+                optimiser.step()
             bar.advance(likelihood=likelihood)
-    _restore(flow, kept)
+    flow.load_state_dict(kept)
     return Trained(epoch, max_epochs, epoch - at >= patience, best)
-
-
-def log_likelihood(flow: Couplings, sample: Sample) -> Tensor:
-    """log p(u | c) of each column, (n,)."""
-    base, log_scale = flow(*sample)
-    return log_scale - 0.5 * base.square().sum(0) - 0.5 * len(base) * math.log(2 * math.pi)
-
-
-class _Step:
-    """One step on some columns; recorded and replayed on a GPU, whose kernels take less time than launching them."""
-
-    def __init__(self, flow: Couplings, fitted: Sample, schedule: Schedule, rate: float, random: Generator) -> None:
-        self.flow, self.fitted, self.noise, self.random = flow, fitted, schedule.noise, random
-        device = fitted.u.device.type
-        self.optimiser = torch.optim.AdamW(
-            flow.parameters(),
-            lr=rate,
-            weight_decay=schedule.weight_decay,
-            fused=device in ("cpu", "cuda"),
-            capturable=device == "cuda",
-        )
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.columns: Tensor | None = None
-
-    def __call__(self, columns: Tensor | slice) -> None:
-        """Learn from these columns."""
-        if isinstance(columns, slice) or not columns.is_cuda:
-            self._learn(columns)
-            return
-        if self.graph is None or self.columns is None:
-            self.graph, self.columns = self._record(columns)
-        if len(columns) == len(self.columns):
-            self.columns.copy_(columns)
-            self.graph.replay()
-        else:  # what was left over for the last step of an epoch
-            self._learn(columns)
-
-    def _learn(self, columns: Tensor | slice) -> None:
-        some = Sample(self.fitted.u[:, columns], self.fitted.condition[:, columns])
-        self.optimiser.zero_grad()
-        (-log_likelihood(self.flow, _blurred(some, 1, self.noise, self.random)).mean()).backward()
-        self.optimiser.step()
-
-    def _record(self, columns: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """A step, and where it finds its columns; the steps that recording takes leave no trace."""
-        before, state, columns = _weights(self.flow), self.random.get_state(), columns.clone()
-        stream = torch.cuda.Stream(columns.device)
-        stream.wait_stream(torch.cuda.current_stream(columns.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self._learn(columns)
-        torch.cuda.current_stream(columns.device).wait_stream(stream)
-        self.random.set_state(state)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.random)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._learn(columns)
-        _restore(self.flow, before)
-        for values in self.optimiser.state.values():
-            for value in values.values():
-                value.zero_()
-        return graph, columns
 
 
 def _blurred(sample: Sample, times: int, noise: float, random: Generator) -> Sample:
@@ -375,17 +285,6 @@ def _blurred(sample: Sample, times: int, noise: float, random: Generator) -> Sam
     return Sample(u + noise * draws, sample.condition.repeat(1, times))
 
 
-def _batches(n: int, size: int, random: Generator) -> list[Tensor | slice]:
-    if size >= n:  # a view on a CPU; what is recorded on a GPU reads its columns by number
-        return [torch.arange(n, device=random.device) if random.device.type == "cuda" else slice(None)]
-    return list(torch.randperm(n, generator=random, device=random.device).split(size))
-
-
-def _weights(flow: Couplings) -> list[Tensor]:
-    return [weight.detach().clone() for weight in flow.parameters()]
-
-
-def _restore(flow: Couplings, weights: list[Tensor]) -> None:
-    with torch.no_grad():
-        for weight, value in zip(flow.parameters(), weights, strict=True):
-            weight.copy_(value)
+def _optimiser(flow: Couplings, how: ConditionalFlow, rate: float) -> torch.optim.Optimizer:
+    fused = next(flow.parameters()).device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(flow.parameters(), lr=rate, weight_decay=how.weight_decay, fused=fused)

@@ -53,12 +53,7 @@ def precision_factor(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_square(parts: Iterable[Tensor]) -> float:
-    """The mean square of all elements, in float64, which neither over- nor underflows.
-
-    Example:
-        >>> mean_square([torch.tensor([3.0, 4.0]), torch.tensor([0.0])])
-        8.333333333333334
-    """
+    """The mean square of all elements, in float64, which neither over- nor underflows."""
     total = count = 0.0
     for some in (some for part in parts for some in part.split(ROWS)):  # float64 makes copies
         total += float(torch.linalg.vector_norm(some, dtype=torch.float64)) ** 2
@@ -75,12 +70,7 @@ def own_order(z: Tensor, y: Tensor) -> Tensor:
 
 
 def power_of_two(scale: float) -> float:
-    """The power of two next to a positive number, by which products are exact.
-
-    Example:
-        >>> power_of_two(1000.0)
-        1024.0
-    """
+    """The power of two next to a positive number, by which products are exact."""
     return 2.0 ** round(math.log2(scale))
 
 
@@ -109,17 +99,12 @@ class Target(NamedTuple):
 
 
 def find_target(covariance: Tensor, count: Tensor, fourth: Tensor, how: Shrinkage) -> Target:
-    """How far to shrink, after Ledoit & Wolf (2004) or, oracle-approximating, Chen et al. (2010).
+    """How far to shrink S_k (B, k, d, d), after Ledoit & Wolf (2004) or, oracle-approximating, Chen et al. (2010).
 
     Each intensity is a ratio, here of averages over a mixture's components weighted by their samples; for one component
     it is scikit-learn's. One intensity per component would be unstable in EM: the smallest component is shrunk most,
-    loses samples to the others, and dies.
-
-    Args:
-        covariance: S_k, (B, k, d, d).
-        count: effective number of samples behind each, (B, k).
-        fourth: weighted sum of ‖x - μ‖⁴, which the Ledoit-Wolf intensity needs, (B, k).
-        how: whose intensity.
+    loses samples to the others, and dies. Counts, and weighted sums of ‖x - μ‖⁴, which the Ledoit-Wolf intensity needs,
+    are (B, k).
     """
     dim = covariance.shape[-1]
     weight = count / count.sum(-1, keepdim=True)

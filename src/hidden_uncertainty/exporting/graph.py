@@ -21,7 +21,7 @@ from ..model.batches import Batch
 from ..model.capture import device_of, find
 from ..model.tasks import Classification, Prediction, Regression
 from ..scoring.bayes import DensityMethod
-from ..scoring.combination import Combination, Tail
+from ..scoring.combination import LOWEST, Combination, Tail
 from ..scoring.decisions import filled, unit_of
 from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
@@ -199,10 +199,9 @@ class PixelGraph(Graph):
 
 
 class Tails(nn.Module):
-    r"""The sum of all terms' tails (`combination.Tail`) as one sum over straight pieces, without a search for theirs.
+    r"""The sum of all terms' tails (`combination.Tail`), each of straight pieces, without a search for theirs.
 
-    .. math::
-        \sum_l w_l \Bigl( h_{l0} + \sum_i r_{li} \min(\max(t_{li}, 0), 1) \Bigr), \quad t_{li} = (s_l - k_{li}) / d_{li}
+    .. math:: t_l = h_{l0} + \sum_i r_{li} \min(\max((s_l - k_{li}) / d_{li}, 0), 1)
 
     with knots k, their distances d and rises r; the last piece has no end.
     """
@@ -210,7 +209,9 @@ class Tails(nn.Module):
     knots: Tensor  # (terms, pieces), as the others
     steep: Tensor  # 1 / d
     most: Tensor  # 1, or inf for the last
-    rise: Tensor  # w r
+    rise: Tensor  # r
+    start: Tensor  # h, (terms,), as the weights
+    weight: Tensor
 
     def __init__(self, combination: Combination) -> None:
         super().__init__()
@@ -225,17 +226,19 @@ class Tails(nn.Module):
             last = {"steep": 1.0, "most": math.inf, "rise": tail.slope}
             for name, part in ends.items():
                 whole = torch.cat([part, torch.tensor([last[name]])]) if name in last else part
-                whole = whole.double() * (tail.weight if name == "rise" else 1)
-                rows[name].append(pad(whole.clamp(max=1e300) if name == "steep" else whole, (0, most - len(knots))))
+                whole = whole.double().clamp(max=1e300) if name == "steep" else whole.double()
+                rows[name].append(pad(whole, (0, most - len(knots))))
         for name, parts in rows.items():
             self.register_buffer(name, torch.stack(parts))
-        self.start = sum(tail.weight * tail.heights[0] for tail in tails)
+        self.register_buffer("start", torch.tensor([tail.heights[0] for tail in tails], dtype=torch.float64))
+        self.register_buffer("weight", torch.tensor([tail.weight for tail in tails], dtype=torch.float64))
 
     def forward(self, scores: Mapping[str, Tensor]) -> Tensor:
         """One score per row."""
         each = torch.stack([scores[name] for name in self.names], dim=-1)
         along = (each.double()[..., None] - self.knots) * self.steep  # (n, terms, pieces)
-        total = (along.clamp(min=0).minimum(self.most) * self.rise).sum((-2, -1)) + self.start
+        rare = (along.clamp(min=0).minimum(self.most) * self.rise).sum(-1) + self.start  # (n, terms)
+        total = (self.weight * rare + (rare - LOWEST).clamp(min=0).square() / 2).sum(-1)
         return total.clamp(max=torch.finfo(each.dtype).max).to(each.dtype)
 
 
@@ -259,8 +262,6 @@ def copy_modules(model: nn.Module) -> nn.Module:
 def _prepare(name: str, term: FittedTerm) -> None:
     """Raise where a term's method cannot be exported; lay out its factors otherwise."""
     method = term.method
-    if getattr(method, "epsilon", 0):
-        raise NotImplementedError(f"{_called(method)} of {name!r} moves inputs by a gradient: use epsilon=0 to export.")
     if not isinstance(method, DensityMethod):
         return
     density, marginal = method.fitted, method.prior.fitted

@@ -34,7 +34,6 @@ from .graph import Coverage, Graph, PixelGraph
 NEEDED = "pip install 'hidden-uncertainty[onnx]'"
 CLOSE = 1e-3  # of a score: what a file may differ by from the detector, with which it shares no kernel
 LARGEST = 1 << 31  # bytes that one file of this format can hold: larger graphs have their weights beside them
-FREEZE = {"freezing": True}  # weights as the processor's products read them
 
 
 def export(
@@ -90,35 +89,27 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Uncertainty:
         """Score inputs, as the detector does."""
         batch = self._detector.reader.called(*args, **kwargs)
+        with self._lock:
+            self._run = self._run or self._make(batch)
+        expected, given = _told(self._known, batch.size), _told(batch, batch.size)
+        if given != expected:  # the code would not notice, and read beyond their memory
+            raise ValueError(
+                f"this scorer was compiled for {expected}; got {given}. Inputs of another size or type need a scorer "
+                "of their own: detector.compile()."
+            )
         with torch.no_grad():
-            if self._run is None:
-                with self._lock:
-                    self._run = self._run or self._make(batch)
-            self._check(batch)
             found = self._run(*_tensors_of(batch))
         found.pop("surprising", None)
         return Uncertainty(threshold=self._fitted.threshold, **found)
 
-    def _check(self, batch: Any) -> None:
-        """Raise where inputs are not as compiled: the code would not notice, and read beyond their memory."""
-        (known, others), size = self._known, batch.size
-        expected = [(kind, device, (size, *shape[1:]) if rows else shape) for kind, device, shape, rows in known]
-        tensors, given = _seen(batch)
-        found = [part[:3] for part in tensors]
-        if (found, given) != (expected, others):
-            raise ValueError(
-                f"this scorer was compiled for {_told(expected, others)}; got {_told(found, given)}. Inputs of another "
-                "size or type need a scorer of their own: detector.compile()."
-            )
-
-    def _make(self, batch: Any) -> Any:
-        self._known = _seen(batch)
+    def _make(self, batch: Batch) -> Any:
+        self._known = batch[:0].clone()  # with no row of what has one per input
         program = _traced(self._detector, self._fitted, batch, "spread")
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            package = str(Path(folder) / "graph.pt2")
+            path, settings = str(Path(folder) / "graph.pt2"), {"freezing": True}
             try:
-                made = torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=FREEZE)
+                made = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
             except Exception as error:
                 raise RuntimeError(
                     f"torch could not compile the graph. {_first_line(error)} compile() needs a C++ compiler such as "
@@ -127,17 +118,17 @@ class Compiled:
             return torch._inductor.aoti_load_package(made)
 
 
-def _seen(batch: Any) -> tuple[list[Any], list[Any]]:
-    """Type, device, shape of each tensor and whether it has a row per input; what else is a part of the code."""
-    size, tensors = batch.size, _tensors_of(batch)
-    rows = [(part.dtype, part.device, tuple(part.shape), part.shape[:1] == (size,)) for part in tensors]
-    return rows, [
-        part for part in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(part, int | float | str)
-    ]
-
-
-def _told(tensors: list[Any], others: list[Any]) -> str:
-    return ", ".join([f"{kind} {shape} on {device}" for kind, device, shape in tensors] + [repr(one) for one in others])
+def _told(batch: Batch, size: int) -> str:
+    """All inputs in words, those without rows as if they had `size` of them."""
+    found = []
+    for name, value in (*enumerate(batch.args), *batch.kwargs.items()):
+        for part in leaves(value):
+            text = repr(part)
+            if isinstance(part, Tensor):
+                shape = (size, *part.shape[1:]) if part.shape[:1] == (0,) else tuple(part.shape)
+                text = f"{part.dtype} {shape} on {part.device}"
+            found.append(f"{name}={text}" if isinstance(name, str) else text)
+    return ", ".join(found)
 
 
 def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:

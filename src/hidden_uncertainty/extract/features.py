@@ -46,13 +46,6 @@ class Lattice(NamedTuple):
         return Lattice(self.places.to(device), rows, columns)
 
 
-def rows_of(values: Any, which: slice | Tensor) -> Any:
-    """Some rows of a tensor, wherever it is; of None, None."""
-    if values is None:
-        return None
-    return values[which.to(values.device) if isinstance(which, Tensor) else which]
-
-
 class Row(NamedTuple):
     """Some rows of one term, ready to be scored."""
 
@@ -71,24 +64,6 @@ class Reading:
     label: Tensor | None  # what is true, in the same shape, where it is known
     unusable: Tensor | None  # inputs (n,) or pixels (n, H, W) that the network gave NaN or infinity for, if any
     scores: Mapping[str, LayerScores] | None  # of each term, where they come with it: nothing is left to score
-
-    def __getitem__(self, which: Tensor) -> Self:
-        """Some of the inputs, by a mask (n,)."""
-        value, classes, variance, probabilities = self.prediction
-        return replace(  # type: ignore[type-var]  # readings are dataclasses
-            self,
-            prediction=Prediction(
-                rows_of(value, which), classes, rows_of(variance, which), rows_of(probabilities, which)
-            ),
-            label=rows_of(self.label, which),
-            unusable=rows_of(self.unusable, which),
-            scores=None if self.scores is None else {name: some[which] for name, some in self.scores.items()},
-            **self._read_of(which),
-        )
-
-    def _read_of(self, which: Tensor) -> dict[str, Any]:
-        """What terms read of some inputs."""
-        raise NotImplementedError
 
     def rows(self, name: str) -> Iterator[Row]:
         """All rows of a term, some at a time."""
@@ -121,9 +96,6 @@ class Rows(Reading):
         """All rows at once."""
         value = self.prediction.value
         yield Row(*self.reduced[name], value if self.unusable is None else value.nan_to_num(0.0, 0.0, 0.0))
-
-    def _read_of(self, which: Tensor) -> dict[str, Any]:
-        return {"reduced": {name: tuple(rows_of(part, which) for part in pair) for name, pair in self.reduced.items()}}
 
 
 class Unseen(Protocol):
@@ -246,7 +218,13 @@ class Features:
 
     def __getitem__(self, which: slice | Tensor) -> Self:
         """Some of the inputs: a slice, a mask or a tensor of indices."""
-        return replace(self, **self._columns(lambda values: rows_of(values, which)))
+
+        def some(values: Any) -> Any:
+            if values is None:
+                return None
+            return values[which.to(values.device) if isinstance(which, Tensor) else which]
+
+        return replace(self, **self._columns(some))
 
     def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
         """All columns, changed, by the names of their fields; some may be None."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,7 @@ from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
 from ..uncertainty import LayerScores
 from .extractor import Extractor, Read, chosen, lowest
-from .features import Axis, Features, Lattice, Population, Reading, Row, rows_of
+from .features import Axis, Features, Lattice, Population, Reading, Row
 from .pixels import Pixels, Sampler
 from .reader import Reader
 
@@ -50,19 +49,15 @@ class LatentMap:
     """
 
     def __init__(self, maps: Tensor, patch: int, size: Size) -> None:
-        places = maps.shape[1:3]
-        around = patch // 2
-        self.maps = pad(maps, (0, 0, around, around, around, around)) if around else maps
-        self.patch, self.size, self.aligned = patch, size, places == size
+        places, around = maps.shape[1:3], patch // 2
+        if around:
+            maps = pad(maps, (0, 0, around, around, around, around))
+            maps = maps.unfold(1, patch, 1).unfold(2, patch, 1).flatten(3)
+        self.maps, self.patch, self.size, self.aligned = maps, patch, size, places == size
         self.rows, self.columns = (
             Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, _at_least_single(maps)))
             for low, high, share in map(axis, places, size)
         )
-
-    @property
-    def width(self) -> int:
-        """Numbers per pixel."""
-        return self.maps.shape[3] * self.patch**2
 
     @property
     def lattice(self) -> Lattice | None:
@@ -72,51 +67,32 @@ class LatentMap:
             return None
         return Lattice(self.maps, self.rows, self.columns)
 
-    def take(self, images: Tensor) -> LatentMap:
-        """Some images of the batch, by a mask (n,)."""
-        some = copy.copy(self)
-        some.maps = rows_of(self.maps, images)
-        return some
-
     def at(self, image: int, pixels: Tensor) -> Tensor:
         """Vectors at pixels (m,), counted row by row: (m, C·k²), in at least float32."""
         pixels = pixels.to(self.maps.device)
         y, x = pixels.div(self.size[1], rounding_mode="floor"), pixels % self.size[1]
-        down, right = self.rows.share[y, None], self.columns.share[x, None]
-        wide = self.maps.shape[2]
-        flat = self.maps[image].flatten(0, 1)  # (h·w, C)
-
-        def read(a: int, b: int) -> Tensor:
-            def corner(rows: Tensor, columns: Tensor) -> Tensor:
-                return _single(flat[(rows[y] + a) * wide + columns[x] + b])
-
-            above, below = (
-                torch.lerp(corner(rows, self.columns.low), corner(rows, self.columns.high), right)
-                for rows in (self.rows.low, self.rows.high)
+        above, below = (
+            torch.lerp(
+                _single(self.maps[image, rows[y], self.columns.low[x]]),
+                _single(self.maps[image, rows[y], self.columns.high[x]]),
+                self.columns.share[x, None],
             )
-            return torch.lerp(above, below, down)
-
-        return self._stack([read(a, b) for a in range(self.patch) for b in range(self.patch)])
+            for rows in (self.rows.low, self.rows.high)
+        )
+        return torch.lerp(above, below, self.rows.share[y, None])
 
     def band(self, images: slice, start: int, stop: int) -> Tensor:
         """Vectors at all pixels of some rows of some images: (images·rows·W, C·k²), in at least float32."""
-        parts = []
-        for a in range(self.patch):
-            rows = self._along(1, self.maps[images], self.rows, start, stop, a)  # (images, rows, w, C)
-            for b in range(self.patch):
-                parts.append(self._along(2, rows, self.columns, 0, self.size[1], b).flatten(0, 2))
-        return self._stack(parts)
+        rows = self._along(1, self.maps[images], self.rows, start, stop)  # (images, rows, w, C·k²)
+        return self._along(2, rows, self.columns, 0, self.size[1]).flatten(0, 2)
 
-    def _along(self, dim: int, maps: Tensor, along: Axis, start: int, stop: int, shift: int) -> Tensor:
-        """Maps (n, h, w, C) at some pixels along one dimension, between places that are shifted."""
+    def _along(self, dim: int, maps: Tensor, along: Axis, start: int, stop: int) -> Tensor:
+        """Maps (n, h, w, C·k²) at some pixels along one dimension."""
         if self.aligned:
-            return _single(maps.narrow(dim, start + shift, stop - start))
+            return _single(maps.narrow(dim, start, stop - start))
         low, high, share = (part[start:stop] for part in along)
-        before, after = (_single(maps.index_select(dim, places + shift)) for places in (low, high))
+        before, after = (_single(maps.index_select(dim, places)) for places in (low, high))
         return torch.lerp(before, after, share.reshape(-1, *[1] * (3 - dim)))
-
-    def _stack(self, parts: list[Tensor]) -> Tensor:
-        return parts[0] if self.patch == 1 else torch.stack(parts, dim=2).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +107,13 @@ class Grid(Reading):
     scores: Mapping[str, LayerScores] | None = None
     unusable: Tensor | None = None
 
-    def _read_of(self, which: Tensor) -> dict[str, Any]:
-        return {"latents": {name: latent.take(which) for name, latent in self.latents.items()}}
-
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""
         latent, reduction, prediction = self.latents[name], self.reductions[name], self.prediction.value
         if self.unusable is not None:
             prediction = prediction.nan_to_num(0.0, 0.0, 0.0)
         height, width = latent.size
-        row = width * latent.width
+        row = width * latent.maps.shape[3]
         images, lines = max(1, CELLS // (height * row)), max(1, CELLS // row)
         for first in range(0, max(1, len(prediction)), images):  # no images are one tile without rows
             some = slice(first, first + images)
@@ -212,10 +185,10 @@ class Later:
     def readings(self) -> Iterator[Reading]:
         """Their readings, batch by batch."""
         for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
-            apart = None if self.holdout is None else chosen(batch, self.holdout)
-            if apart is None or bool(apart.any()):
-                reading = self.reader.reading(batch, self.reductions, index, labels=True)
-                yield reading if apart is None else reading[apart]
+            if self.holdout is not None:
+                batch = batch[chosen(batch, self.holdout)]
+            if len(batch):
+                yield self.reader.reading(batch, self.reductions, index, labels=True)
 
 
 class PixelExtractor(Extractor):

@@ -116,7 +116,7 @@ def read_unseen(
     with team().step():
         warn_of_padding(loader)
         kept = _kept(detector, loader)
-        return detector._unseen(kept, reductions or detector._unfitted().head.reductions), kept
+        return detector.reader.unseen(kept, reductions or detector._unfitted().head.reductions), kept
 
 
 def check_features(detector: Any, features: Features, calibration: Features | None) -> None:
@@ -149,18 +149,11 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
     """The same with calibrations from data that nothing was fitted to, and without a threshold."""
 
     def read(batch: Batch) -> Reading:
-        return detector._reading(detector.reader.called(batch), fitted, labels=True)
+        return detector.reader.reading(detector.reader.called(batch), fitted.head.reductions, labels=True)
 
-    alike = detector.reader.repeats and all(term.method.smooth for term in detector.terms.values())
-    again = read_again(kept, unseen, read) if alike else ()
-    head = fitted.head.calibrated(detector._readings(unseen, fitted), again, fitted.condition)
+    again = read_again(kept, unseen, read) if detector.reader.repeats else ()
+    head = fitted.head.calibrated(unseen.readings(), again, fitted.condition)
     return Fitted(head, how, condition=fitted.condition)
-
-
-def recalibrate(detector: Any, fitted: Fitted, loader: Iterable[Any]) -> Fitted:
-    """The same with calibrations from other unseen data."""
-    unseen, kept = read_unseen(detector, loader, fitted.head.reductions)
-    return calibrate(detector, fitted, unseen, "unseen", kept)
 
 
 def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:

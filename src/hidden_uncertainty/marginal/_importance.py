@@ -95,12 +95,8 @@ def locate(x: Tensor, log_density: Tensor, log_volume: Tensor) -> tuple[Place, T
     r"""Where p(y|z) lies, its mean and covariance, and whether enough points lay there to tell, (n,).
 
     Where too few did, :math:`p^\tau` is looked at instead, with τ = 1/8, 1/64 … as they need. A Gaussian's covariance
-    is τ times that of :math:`p^\tau`; to it comes the uncertainty of the mean.
-
-    Args:
-        x: coordinates of points, (n, m, q).
-        log_density: that of x, but for a constant, (n, m).
-        log_volume: what each point stands for, in x, (n, m).
+    is τ times that of :math:`p^\tau`; to it comes the uncertainty of the mean. Of points x (n, m, q) the density is
+    known but for a constant, (n, m), and the volume that each stands for, (n, m).
     """
     fall = (log_density - log_density.amax(1, keepdim=True)).double().clamp(min=-1e30)
     weight = (fall + log_volume).softmax(1)
@@ -136,14 +132,7 @@ class Draws(NamedTuple):
 
 
 def chosen(shared: Tensor, offset: Tensor, points: int, *, box: bool) -> Draws:
-    """The first of the draws on each rung: a Sobol sequence is even from its beginning, not in steps.
-
-    Args:
-        shared: what `draw` gave (g, q).
-        offset: what `draw` gave (l, q).
-        points: how many, at least.
-        box: whether the marginal is uniform.
-    """
+    """The first draws on each rung, as many as points at least: Sobol sequences are even from their beginning."""
     total, numbers = len(shared) + len(offset), shared.shape[1]
     every = max(1, total // points)
     rungs = [rung[: -(-len(rung) // every)] for rung in offset.double().split(_counts(total)[1:])]
@@ -172,14 +161,6 @@ def spread(place: Place, draws: Draws) -> tuple[Tensor, Tensor]:
         m\, q_i(x) = g\, q_\text{shared}(x) + \sum_r l_r\, \mathcal N(x \mid \mu_i, s_r^2 \Sigma_i)
 
     with μ, Σ and the scales s of the place, from draws (g, l) that `chosen` gave.
-
-    Example:
-        >>> shared, offset = draw(1024, 2, box=True)
-        >>> frame = Frame(torch.zeros(2).double(), torch.eye(2).double(), torch.eye(2).double(), box=True)
-        >>> x, log_volume = spread(around(torch.zeros(3, 2).double()), chosen(shared, offset, 1024, box=True))
-        >>> y, log_unit = frame.vectors(x)
-        >>> (log_volume + log_unit).exp().sum(1)  # the volume of the box is 12
-        tensor([1..., 1..., 1...], dtype=torch.float64)
     """
     center, factor, scales = place
     n, numbers = center.shape

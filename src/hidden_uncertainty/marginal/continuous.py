@@ -136,15 +136,10 @@ class Continuous(Marginal):
 
     def cdf(self, y: Tensor) -> Tensor:
         """The mass below each y, for numbers."""
-        self._check_fitted(numbers=True)
+        self._check_fitted()
+        if self.shared is not None:
+            raise RuntimeError(f"this {type(self).__name__} was fitted to vectors, which have no order: use log_prob.")
         return self._evaluate(self._cdf, y)
-
-    def quantile(self, p: Tensor) -> Tensor:
-        """The y that has the mass p below it, for numbers."""
-        self._check_fitted(numbers=True)
-        if not bool(((p >= 0) & (p <= 1)).all()):
-            raise ValueError(f"p must lie between 0 and 1, but reaches from {float(p.min())} to {float(p.max())}.")
-        return self._quantile(p.double()).to(self._first.dtype)
 
     def at(self, prediction: Tensor, log_prob: LogProb | None = None) -> Support:
         """The support for these predictions, where the inputs' own p(y|z) lie if log p(z|y) is given.
@@ -264,9 +259,6 @@ class Continuous(Marginal):
     def _cdf(self, y: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _quantile(self, p: Tensor) -> Tensor: ...
-
-    @abstractmethod
     def _core(self) -> Tensor:
         """Between which coordinates of one number nearly all of p(y) lies, (2,) in float64."""
 
@@ -331,10 +323,12 @@ class Continuous(Marginal):
 
     def _warn(self, y: Tensor) -> None:
         """Warn where integrals leave out a part of p(y)."""
+        if self.low is None and self.high is None:
+            return
         low, high = self._ends().tolist()
         outside = int(((y < low) | (y > high)).sum())
-        lost = 0.0 if self.low is None else self._mass_below(low)
-        lost += 0.0 if self.high is None else 1 - self._mass_below(high)
+        below, up_to = self._cdf(self._ends()).tolist()
+        lost = below + 1 - up_to
         if lost > LOST or outside:
             values = f" and {outside} of {len(y)} predictions" if outside else ""
             warn(
@@ -342,20 +336,15 @@ class Continuous(Marginal):
                 "low and high, or neither."
             )
 
-    def _mass_below(self, y: float) -> float:
-        return float(self._cdf(torch.tensor([y], dtype=torch.float64, device="cpu")))
-
     def _evaluate(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
         """A function of y in float64, NaN where y is NaN."""
         missing = y.isnan() if self.shared is None else y.isnan().any(1)
         values = function(y.double().nan_to_num(nan=0.0))
         return values.masked_fill(missing, torch.nan).to(self._first.dtype)
 
-    def _check_fitted(self, *, numbers: bool = False) -> None:
+    def _check_fitted(self) -> None:
         if self._first is None:
             raise RuntimeError(f"this {type(self).__name__} is not fitted: call fit(y) first.")
-        if numbers and self.shared is not None:
-            raise RuntimeError(f"this {type(self).__name__} was fitted to vectors, which have no order: use log_prob.")
 
 
 def _between(low: Tensor, high: Tensor, points: int) -> Tensor:

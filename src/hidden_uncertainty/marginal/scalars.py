@@ -116,23 +116,9 @@ class BetaPrime(Continuous):
         return x + self._scale.log()
 
     def _cdf(self, y: Tensor) -> Tensor:
-        from scipy import special  # here and below, so that `import hidden_uncertainty` does not load it
+        from scipy import stats  # here and below, so that `import hidden_uncertainty` does not load it
 
-        alpha, beta = self.shape.tolist()
-        at = (y / self._scale).cpu().clamp(min=0).numpy()
-        # Above one the complement keeps the digits.
-        cdf = np.where(at < 1, special.betainc(alpha, beta, at / (1 + at)), special.betaincc(beta, alpha, 1 / (1 + at)))
-        return torch.as_tensor(cdf, device=y.device)
-
-    def _quantile(self, p: Tensor) -> Tensor:
-        from scipy import special
-
-        alpha, beta = self.shape.tolist()
-        at = p.cpu().numpy()
-        x, rest = special.betaincinv(alpha, beta, at), special.betainccinv(beta, alpha, at)  # rest is 1 - x
-        with np.errstate(divide="ignore"):
-            found = np.where(x < 0.5, x / (1 - x), (1 - rest) / rest)
-        return torch.as_tensor(found, device=p.device) * self._scale
+        return torch.as_tensor(stats.betaprime.cdf((y / self._scale).cpu(), *self.shape.tolist()), device=y.device)
 
 
 class Histogram(Continuous):
@@ -233,16 +219,6 @@ class Histogram(Continuous):
         mass, length = self._tail.to(cdf.dtype)
         faded = mass * (-torch.maximum(low - y, y - high).clamp(min=0) / length).exp()
         return torch.where(y < low, faded, torch.where(y > high, 1 - faded, cdf))
-
-    def _quantile(self, p: Tensor) -> Tensor:
-        below = self._below()
-        whole = torch.searchsorted(below, p, right=True).sub(1).clamp(0, len(self.mass) - 1)
-        place = (whole + (p - below[whole]) / below.diff()[whole]) / len(self.mass)
-        low, high = self.bounds
-        inside = low + place * (high - low)
-        mass, length = self._tail.to(p.dtype)
-        lower, upper = low + length * (p / mass).log(), high - length * ((1 - p) / mass).log()
-        return torch.where(p < mass, lower, torch.where(p > 1 - mass, upper, inside))
 
     def _below(self) -> Tensor:
         """The mass below each edge (b + 1,), exactly one at the last where there are no tails."""

@@ -80,10 +80,6 @@ class Uniform(Continuous):
         low, high = self.bounds
         return ((y - low) / (high - low)).clamp(0, 1)
 
-    def _quantile(self, p: Tensor) -> Tensor:
-        low, high = self.bounds
-        return low + p * (high - low)
-
     @property
     def tails(self) -> bool:
         """None: outside the bounds p(y) is zero."""
@@ -113,8 +109,8 @@ class Gaussian(Continuous):
 
     Example:
         >>> marginal = Gaussian().fit(torch.tensor([-1.0, 1.0, 3.0, 5.0]))
-        >>> marginal.quantile(torch.tensor([0.5]))
-        tensor([2.])
+        >>> marginal.cdf(torch.tensor([2.0]))
+        tensor([0.5000])
         >>> points, log_weight, log_volume = marginal.at(torch.zeros(1))
         >>> log_weight.exp().sum(), (log_weight.exp() * points[:, 0]).sum()
         (tensor(1.0000, dtype=torch.float64), tensor(2.0000, dtype=torch.float64))
@@ -168,9 +164,6 @@ class Gaussian(Continuous):
 
     def _cdf(self, y: Tensor) -> Tensor:
         return torch.special.ndtr((y - self.mean[0]) / self.factor[0, 0])
-
-    def _quantile(self, p: Tensor) -> Tensor:
-        return self.mean[0] + self.factor[0, 0] * torch.special.ndtri(p)
 
     def _core(self) -> Tensor:
         reach = self.mean.new_tensor([-4.5, 4.5], dtype=torch.float64)

@@ -2,8 +2,7 @@
 
 Scores are higher when more uncertain. Inputs of any shape are flattened, so maps of pixels need no preparation, and
 are compared in float64 on the device of the first argument. Scores of +inf and -inf are legal and ordered; NaN and
-empty input raise a ValueError. Arguments that could be swapped unnoticed are taken by name. `PixelDetection` and
-`Confusion` count in a stream what does not fit into memory.
+empty input raise a ValueError. Arguments that could be swapped unnoticed are taken by name.
 """
 
 from .detection import (
@@ -15,17 +14,12 @@ from .detection import (
     average_precision,
     expected_calibration_error,
     fpr_at_tpr,
-    lift_curve,
     raulc,
     roc_curve,
 )
-from .regression import ause, coverage, psnr, rank_correlation, rmse, sparsification, sparsification_oracle, width
-from .stream import Bounded, Confusion, PixelDetection
+from .regression import ause, psnr, rank_correlation, rmse, sparsification, sparsification_oracle
 
 __all__ = [
-    "Bounded",
-    "Confusion",
-    "PixelDetection",
     "Values",
     "accuracy_rejection",
     "as_scores",
@@ -33,10 +27,8 @@ __all__ = [
     "auroc",
     "ause",
     "average_precision",
-    "coverage",
     "expected_calibration_error",
     "fpr_at_tpr",
-    "lift_curve",
     "psnr",
     "rank_correlation",
     "raulc",
@@ -44,5 +36,4 @@ __all__ = [
     "roc_curve",
     "sparsification",
     "sparsification_oracle",
-    "width",
 ]

@@ -45,16 +45,7 @@ def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def as_scores(values: Values, name: str) -> Tensor:
-    """`values` as a float64 tensor, without gradient; ValueError when it is empty or holds NaN.
-
-    Args:
-        values: anything that `torch.as_tensor` takes.
-        name: what the error calls it.
-
-    Example:
-        >>> as_scores([1, 2], "negative")
-        tensor([1., 2.], dtype=torch.float64)
-    """
+    """Values as a float64 tensor without gradient; an error with their name if there are none or some are NaN."""
     values = to_tensor(values)
     if isinstance(values, Tensor):
         # Apple's GPUs have no float64.
@@ -258,33 +249,12 @@ def positives_to_catch(count: int, tpr: float) -> int:
     return caught - 1 if (caught - 1) / count >= tpr else caught  # 0.07 * 100 rounds to just above 7
 
 
-def lift_curve(uncertainty: Values, correct: Values) -> tuple[Tensor, Tensor]:
-    r"""Accuracy of the k least uncertain inputs, relative to that of all, for every k from 1 to n.
-
-    .. math:: \text{lift}_k = \frac{\text{accuracy of the } k \text{ least uncertain}}{\text{accuracy of all}}
-
-    It ends at 1; a random uncertainty stays there in expectation. Arguments and ties are as in `accuracy_rejection`; at
-    least one prediction must be right.
-
-    Returns:
-        The share kept k/n and the lift, float64 vectors of length n.
-
-    Example:
-        >>> kept, lift = lift_curve([0.1, 0.2, 0.8, 0.9], [True, True, False, False])
-        >>> kept.tolist(), lift.round(decimals=3).tolist()
-        ([0.25, 0.5, 0.75, 1.0], [2.0, 2.0, 1.333, 1.0])
-    """
-    kept, accuracy = accuracy_rejection(uncertainty, correct)
-    if not accuracy[-1]:
-        raise ValueError(f"none of {len(accuracy)} predictions is right: the lift has nothing to be relative to.")
-    return kept, accuracy / accuracy[-1]
-
-
 def raulc(uncertainty: Values, correct: Values) -> float:
     r"""Area between the lift curve and 1, relative to that of the best order (Postels et al. 2022).
 
     .. math:: \frac{\text{AULC}(\text{uncertainty})}{\text{AULC}(\text{oracle})}, \qquad
-        \text{AULC} = \frac1n \sum_{k=1}^n \text{lift}_k - 1
+        \text{AULC} = \frac1n \sum_{k=1}^n
+        \frac{\text{accuracy of the } k \text{ least uncertain}}{\text{accuracy of all}} - 1
 
     The oracle puts all wrong predictions last and has 1. A random uncertainty has 0 in expectation, and one that keeps
     wrong predictions rather than right ones is negative. Arguments are as in `accuracy_rejection`; some predictions
@@ -294,12 +264,13 @@ def raulc(uncertainty: Values, correct: Values) -> float:
         >>> round(raulc([0.1, 0.2, 0.8, 0.9], [True, False, True, False]), 3)
         0.571
     """
-    _, lift = lift_curve(uncertainty, correct)
+    _, accuracy = accuracy_rejection(uncertainty, correct)
+    if accuracy[-1] in (0, 1):
+        which = "all" if accuracy[-1] else "none"
+        raise ValueError(f"{which} of {len(accuracy)} predictions are right: no order is better than another.")
     right = as_scores(correct, "correct")
-    if bool(right.all()):
-        raise ValueError(f"all of {right.numel()} predictions are right: no order is better than another.")
-    _, best = lift_curve(-right, right)
-    return float((lift.mean() - 1) / (best.mean().to(lift.device) - 1))
+    _, best = accuracy_rejection(-right, right)
+    return float(accuracy.mean() - accuracy[-1]) / float(best.mean() - best[-1])
 
 
 def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How large the errors of numbers are, how well scores rank them, and how often intervals hold.
+"""How large the errors of numbers are, and how well scores rank them.
 
 The *error* of an input is one number, prediction minus target or its size; of vectors it is the length of that.
 """
@@ -111,39 +111,6 @@ def ause(*, uncertainty: Values, error: Values) -> float:
     return max(float((rest - best.to(rest.device)).mean()) / total, 0.0) if total else 0.0
 
 
-def coverage(low: Values, high: Values, target: Values) -> float:
-    """Share of targets inside their interval, the ends included.
-
-    Args:
-        low: where each interval begins, any shape; -inf is legal.
-        high: where it ends, of the same shape; +inf is legal.
-        target: the true numbers, of the same shape.
-
-    Example:
-        >>> coverage([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.5, 1.0, 1.5, -3.0])
-        0.5
-    """
-    bottom, top, true = alike(low=low, high=high, target=target)
-    _ordered(bottom, top)
-    return int(((bottom <= true) & (true <= top)).sum()) / len(true)
-
-
-def width(low: Values, high: Values) -> float:
-    """Mean width of intervals; infinite if one of them is.
-
-    Args:
-        low: where each interval begins, any shape.
-        high: where it ends, of the same shape.
-
-    Example:
-        >>> width([0.0, 1.0], [1.0, 4.0])
-        2.0
-    """
-    bottom, top = alike(low=low, high=high)
-    _ordered(bottom, top)
-    return float(torch.where(bottom == top, 0.0, top - bottom).mean())  # inf - inf is NaN
-
-
 def psnr(x: Values, reconstruction: Values, peak: float = 1.0) -> float:
     r"""Peak signal-to-noise ratio in decibels, over all images together; infinite where nothing differs.
 
@@ -184,13 +151,3 @@ def _ranks(values: Tensor, name: str) -> Tensor:
     if len(distinct) == 1:
         raise ValueError(f"{name} holds {len(values)} times the value {float(distinct):g}, which has no order.")
     return (counts.cumsum(0).double() - (counts.double() - 1) / 2)[group] - (len(values) + 1) / 2
-
-
-def _ordered(low: Tensor, high: Tensor) -> None:
-    wrong = low > high
-    if wrong.any():
-        i = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"low must not be above high, but it is in {int(wrong.sum())} of {len(low)} intervals, the first "
-            f"[{float(low[i]):g}, {float(high[i]):g}]."
-        )

@@ -60,8 +60,8 @@ class Batch:
             )
         return first.shape[0]
 
-    def __getitem__(self, rows: slice) -> Batch:
-        """Return some samples: of every tensor with one row per sample, these rows."""
+    def __getitem__(self, rows: slice | Tensor) -> Batch:
+        """Return some samples, by a slice or a mask: of every tensor with one row per sample, these rows."""
         n = len(self)
         return self.map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
 
@@ -147,13 +147,10 @@ def unpack(batch: Any, adapter: Adapter | None = None, dtype: torch.dtype | None
         )
     if isinstance(inputs, Mapping):
         keys = [key for key in ("labels", "label") if key in inputs]
-        if len(keys) > 1:
-            raise ValueError(f"the batch has both 'labels' and 'label'. {_HELP}")
-        inner = inputs[keys[0]] if keys else None
-        if inner is not None and label is not None:
-            raise ValueError(f"the batch has a label beside its inputs and another among them. {_HELP}")
+        if len(keys) + (label is not None) > 1:
+            raise ValueError(f"the batch has more than one label: {keys} among its inputs, or one beside them. {_HELP}")
+        label = inputs[keys[0]] if keys else label
         inputs = {key: part for key, part in inputs.items() if key not in keys}
-        label = inner if label is None else label
     return _built(inputs, label, dtype)
 
 

@@ -139,7 +139,7 @@ def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     found = {}
     for name in names:
-        layer = _resolve(model, name.split(".") if name else [])
+        layer = _resolve(model, name)
         if layer is None:
             near = nearest(name, [known for known, _ in named(model)])
             raise ValueError(
@@ -245,19 +245,15 @@ def _unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def _resolve(module: nn.Module, path: list[str]) -> nn.Module | None:
-    if not path:
-        return _unwrap(module)
-    attribute = _wrapped(module)
-    if attribute is not None:
-        inner = getattr(module, attribute)
-        found = _resolve(inner, path)
-        return _resolve(inner, path[1:]) if found is None and path[0] == attribute else found
-    children = module._modules
-    child = children[path[0]] if path[0] in children else None  # noqa: SIM401 - TorchScript's own kind has no get
-    if child is None:
-        return _resolve(module, path[1:]) if path[0] in _WRAPPED else None
-    return _resolve(child, path[1:])
+def _resolve(model: nn.Module, name: str) -> nn.Module | None:
+    module = _unwrap(model)
+    for part in name.split(".") if name else ():
+        child = module._modules[part] if part in module._modules else None  # noqa: SIM401 - TorchScript's has no get
+        if child is not None:
+            module = _unwrap(child)
+        elif part not in _WRAPPED:
+            return None
+    return module
 
 
 def _quoted(names: Iterable[str]) -> str:

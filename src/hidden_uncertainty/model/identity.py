@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.loss import _Loss
 
@@ -26,17 +26,11 @@ EXACT, CAST = 1e-5, 1e-2  # of a tensor's norm, that its sums may differ by; bfl
 SMALLEST = 1e-7  # that float16 still tells from zero
 LAYERS = ("torch.nn.", "torch.ao.nn.")  # where torch's own modules are
 IDLE = (_DropoutNd, _Loss, nn.Identity)  # modules that do nothing in evaluation mode
-SAME = {"inplace", "momentum", "dropout", "dtype", "device"}  # options that change nothing in evaluation mode
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The model's structure, as JSON: the tensors in its state, and its modules with their options."""
-    return {
-        "class": type(model).__name__,
-        "torch": _torch_version(),
-        "tensors": {name: [_name(tensor.dtype), *tensor.shape] for name, tensor in _state(model)},
-        "modules": _modules(model),
-    }
+    """The model's structure, as JSON: the tensors in its state, and the classes of its modules."""
+    return {"class": type(model).__name__, "tensors": _tensors(model), "modules": _kinds(model)}
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -51,25 +45,25 @@ def weights(model: nn.Module) -> Tensor:
 def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, path: Any) -> None:
     """Refuse a model of another structure than was `described`; warn where its weights are not those of `values`.
 
-    The tensors in its state must have the same names and shapes, and torch's own layers the same options. What changes
+    The tensors in its state must have the same names and shapes, and layers the same class of torch's. What does
     nothing in evaluation mode, such as dropout, may differ. Classes of other libraries, and of one's own, may have been
     renamed: that is a warning.
     """
-    if "tensors" not in described:
-        _check_as_before(model, described, values, path)
-        return
-    here = {name: [_name(tensor.dtype), *tensor.shape] for name, tensor in _state(model)}
-    there: dict[str, list[Any]] = dict(described["tensors"])
-    both = [name for name in there if name in here]
-    for name in both:
-        if here[name][1:] != there[name][1:]:
-            _refuse(path, described, f"parameter {name!r} is {tuple(there[name][1:])}", tuple(here[name][1:]))
-    renamed = _other_module(_modules(model), described, path)
-    for name in [name for name in {**there, **here} if name not in both]:
-        dtype, *shape = there.get(name) or here[name]
-        if "float" in dtype:  # buffers of whole numbers, such as positions, come and go between versions of libraries
-            known, found = ("missing", tuple(shape)) if name in here else (tuple(shape), "missing")
+    here, older = _tensors(model), "tensors" not in described  # version 0.1.0 described shapes alone
+    if older:
+        renamed, there = None, {name: ["float32", *shape] for name, shape in described["parameters"].items()}
+    else:
+        renamed, there = _other_module(_kinds(model), described, path), described["tensors"]
+    for name in [*there, *(name for name in here if name not in there)]:
+        known, found = (tuple(tensors[name][1:]) if name in tensors else "missing" for tensors in (there, here))
+        # Buffers of whole numbers, such as positions, come and go between versions of libraries.
+        optional = "missing" in (known, found) and "float" not in (there.get(name) or here[name])[0]
+        if known != found and not optional:
             _refuse(path, described, f"parameter {name!r} is {known}", found)
+    if older:
+        if not _same_values(model, values):
+            _warn_of_weights(path)
+        return
     known_values = dict(zip(there, values, strict=True))
     for name, tensor in _state(model):
         if name in known_values and _differ(_sums(tensor), known_values[name], here[name], there[name]):
@@ -79,18 +73,17 @@ def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, p
         warn(f"'{path}' may have been fitted for another model: {renamed}. If it computes something else, fit again.")
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-    """Each module with its name, without wrappers, and what it would write into a saved state, by full names."""
-    for name, module in named(model):
-        own: dict[str, Any] = {}
-        # As state_dict does; quantised layers have no parameters, but write what they have packed.
-        module._save_to_state_dict(own, f"{name}." if name else "", keep_vars=True)
-        yield name, module, own
+def _tensors(model: nn.Module) -> dict[str, list[Any]]:
+    """Precision and shape of each tensor of the state."""
+    return {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in _state(model)}
 
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the state, but for what counts batches."""
-    for _, _, own in _walk(model):
+    """The tensors of the state, but for what counts batches; names are those without wrappers."""
+    for prefix, module in named(model):
+        own: dict[str, Any] = {}
+        # As state_dict does; quantised layers have no parameters, but write what they have packed.
+        module._save_to_state_dict(own, f"{prefix}." if prefix else "", keep_vars=True)
         for name, value in own.items():
             if name.rpartition(".")[2] in ("num_batches_tracked", "_extra_state"):
                 continue
@@ -98,51 +91,30 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield from ((key, part) for key, part in parts.items() if isinstance(part, Tensor))
 
 
-def _modules(model: nn.Module) -> dict[str, list[Any]]:
-    """Each module's class and, for torch's own, its options; what does nothing in evaluation mode is left out."""
+def _kinds(model: nn.Module) -> dict[str, str]:
+    """Each module's class, torch's own marked; what does nothing in evaluation mode is left out."""
     found = {}
-    for name, module, own in _walk(model):
+    for name, module in named(model):
         kind = getattr(module, "original_name", module._get_name())  # of a TorchScript module
-        if isinstance(module, IDLE) or "drop" in kind.lower():
-            continue
-        ours = type(module).__module__.startswith(LAYERS)
-        found[name] = [f"torch.{kind}", _options(module, own)] if ours else [kind, {}]
+        if not isinstance(module, IDLE) and "drop" not in kind.lower():
+            found[name] = f"torch.{kind}" if type(module).__module__.startswith(LAYERS) else kind
     return found
 
 
-def _options(module: nn.Module, own: Mapping[str, Any]) -> dict[str, str]:
-    """What a layer says of itself, but for what its tensors say already."""
-    if isinstance(module, nn.ParameterList | nn.ParameterDict):
-        return {}
-    parts = re.split(r",\s*(?![^()\[\]]*[)\]])", module.extra_repr())  # at commas outside brackets
-    options = {}
-    for place, part in enumerate(filter(None, parts)):
-        key, equals, value = part.rpartition("=")
-        options[key.strip() if equals else str(place)] = value.strip(" '\"")
-    tensors = {name.rpartition(".")[2] for name in own}
-    return {key: value for key, value in options.items() if key not in SAME | tensors}
-
-
-def _other_module(here: Mapping[str, list[Any]], described: Mapping[str, Any], path: Any) -> str | None:
-    """Refuse another layer of torch, or one with other options; the first other class of a different kind, in words."""
-    there: Mapping[str, list[Any]] = described["modules"]
+def _other_module(here: Mapping[str, str], described: Mapping[str, Any], path: Any) -> str | None:
+    """Refuse another layer of torch; the first other class of a different kind, in words."""
+    there: Mapping[str, str] = described["modules"]
     renamed = None
     for name in {**there, **here}:
-        (kind, options), (found, now) = there.get(name, ["missing", {}]), here.get(name, ["missing", {}])
-        if kind.removeprefix("torch.") != found.removeprefix("torch."):
-            if kind.startswith("torch.") or found.startswith("torch."):
-                hint = ". Quantise before the fit, or fit again" if "Quantized" in found else ""
-                what = f"layer {name!r}" if name else "the model"
-                _refuse(path, described, f"{what} is {kind}", found + hint)
-            if "missing" not in (kind, found):
-                renamed = renamed or f"there, module {name!r} is {kind}, here {found}"
+        kind, found = there.get(name, "missing"), here.get(name, "missing")
+        if kind.removeprefix("torch.") == found.removeprefix("torch."):
             continue
-        # Another version of torch may say more, or less, of the same layer.
-        keys = {**options, **now} if described["torch"] == _torch_version() else [key for key in options if key in now]
-        for key in keys if kind.startswith("torch.") and found.startswith("torch.") else ():
-            if options.get(key) != now.get(key):
-                what = f"layer {name!r} ({kind}) has {key}={options.get(key, 'default')}"
-                _refuse(path, described, what, f"{key}={now.get(key, 'default')}")
+        if kind.startswith("torch.") or found.startswith("torch."):
+            hint = ". Quantise before the fit, or fit again" if "Quantized" in found else ""
+            what = f"layer {name!r}" if name else "the model"
+            _refuse(path, described, f"{what} is {kind}", found + hint)
+        if "missing" not in (kind, found):
+            renamed = renamed or f"there, module {name!r} is {kind}, here {found}"
     return renamed
 
 
@@ -166,14 +138,10 @@ def _signed(flat: Tensor) -> Tensor:
     pattern = _signs("numbers", BLOCK).to(flat.device)
     signs = _signs("blocks", -(-flat.numel() // BLOCK)).to(flat.device)
     total = torch.zeros(SUMS + 1, dtype=torch.float64, device=flat.device)
-    for start in range(0, flat.numel(), BLOCKS * BLOCK):
-        part = flat[start : start + BLOCKS * BLOCK].double()
-        whole, first = len(part) // BLOCK, start // BLOCK
-        blocks, rest = part[: whole * BLOCK].view(whole, BLOCK), part[whole * BLOCK :]
-        total[:SUMS] += (blocks @ pattern * signs[first : first + whole]).sum(0)
-        if len(rest):
-            total[:SUMS] += rest @ pattern[: len(rest)] * signs[first + whole]
-        total[SUMS] += torch.linalg.vector_norm(part).square()
+    for some, own in zip(flat.split(BLOCKS * BLOCK), signs.split(BLOCKS), strict=True):
+        blocks = pad(some.double(), (0, -len(some) % BLOCK)).view(-1, BLOCK)
+        total[:SUMS] += (blocks @ pattern * own).sum(0)
+        total[SUMS] += torch.linalg.vector_norm(blocks).square()
     total[SUMS].sqrt_()
     return total
 
@@ -192,29 +160,16 @@ def _differ(found: Tensor, known: Tensor, here: list[Any], there: list[Any]) -> 
     return bool(((found - known).abs() > (EXACT * norm if here[0] == there[0] else rounded)).any())
 
 
-def _check_as_before(model: nn.Module, described: Mapping[str, Any], values: Tensor, path: Any) -> None:
-    """What version 0.1.0 wrote of a model: shapes, and four evenly spaced values of every tensor."""
-    tensors: dict[str, Tensor] = {}
-    for prefix, module in named(model):
-        tensors |= dict(module.named_parameters(prefix, recurse=False))
-        for name, buffer in module.named_buffers(prefix, recurse=False):
-            if buffer.is_floating_point() and name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                tensors[name] = buffer
-    there: Mapping[str, list[int]] = described["parameters"]
-    here = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    for name in {**there, **here}:
-        known, found = (tuple(shapes[name]) if name in shapes else "missing" for shapes in (there, here))
-        if known != found:
-            _refuse(path, described, f"parameter {name!r} is {known}", found)
+def _same_values(model: nn.Module, values: Tensor) -> bool:
+    """Whether four evenly spaced numbers of every tensor are those that version 0.1.0 wrote."""
     parts = [torch.zeros(0, dtype=torch.float32, device="cpu")]
-    for tensor in tensors.values():
+    for _, tensor in _state(model):
         flat = tensor.detach().reshape(-1)
         if flat.numel() and flat.is_floating_point():
             index = torch.linspace(0, flat.numel() - 1, 4, dtype=torch.float64, device="cpu").long()
             parts.append(flat[index.to(flat.device)].float().cpu())
     some = torch.cat(parts)
-    if some.shape != values.shape or not torch.allclose(some, values.float(), rtol=CAST, atol=1e-6):
-        _warn_of_weights(path)
+    return some.shape == values.shape and torch.allclose(some, values.float(), rtol=CAST, atol=1e-6)
 
 
 def _warn_of_weights(path: Any, first: str = "") -> None:
@@ -229,11 +184,3 @@ def _refuse(path: Any, described: Mapping[str, Any], there: str, here: Any) -> N
         f"'{path}' was fitted for another model ({described['class']}): there, {there}, here {here}. Load it with the "
         "model it was fitted for."
     )
-
-
-def _torch_version() -> str:
-    return ".".join(torch.__version__.split(".")[:2])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -83,7 +84,7 @@ class Task(ABC):
 
     def config(self) -> dict[str, Any]:
         """Its name and arguments, as JSON."""
-        return {"name": self.name, "output": self.output}
+        return {"name": self.name, **{option: getattr(self, option) for option in signature(type(self)).parameters}}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config().items() if name != "name")
@@ -156,10 +157,6 @@ class Classification(Task):
         """What is predicted, for people."""
         each = ", one per pixel" if prediction.value.dim() > 1 else ""
         return f"classification, {prediction.classes} classes{each}"
-
-    def config(self) -> dict[str, Any]:
-        """Its name and arguments, as JSON."""
-        return {**super().config(), "logits": self.logits}
 
     def _largest(self, scores: Tensor) -> Prediction:
         if scores.shape[1] == 1:
@@ -268,21 +265,14 @@ class Regression(Task):
             return f"regression, {value.shape[1]} numbers per input"
         return f"regression, one number per {'input' if value.dim() == 1 else 'pixel'}"
 
-    def config(self) -> dict[str, Any]:
-        """Its name and arguments, as JSON."""
-        return {**super().config(), "spread": self.spread, "spread_is": self.spread_is}
-
     def _read(self, output: Any, shape: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Copies of the prediction and its spread in at least float32, their numbers along the second dimension."""
         values = as_real(shape(tensor_of(output, self.output)))
         if self.spread is None:
             return values, None
         if self.spread == "columns":
-            if values.shape[1] % 2:
-                raise ValueError(
-                    f"spread='columns' takes the second half of the columns, but the network gave {values.shape[1]}."
-                )
-            values, spread = values.chunk(2, dim=1)
+            half = values.shape[1] // 2
+            values, spread = values[:, :half], values[:, half:]
         else:
             spread = as_real(shape(tensor_of(output, self.spread, "spread")))
         if spread.shape != values.shape:
@@ -353,10 +343,6 @@ class MultiLabel(Task):
     def describe(self, prediction: Prediction) -> str:
         """What is predicted, for people."""
         return f"multi-label, {prediction.value.shape[1]} labels"
-
-    def config(self) -> dict[str, Any]:
-        """Its name and arguments, as JSON."""
-        return {**super().config(), "logits": self.logits, "threshold": self.threshold}
 
     def _read(self, output: Any) -> Tensor:
         """The logits or probabilities of labels, (n, L), in at least float32."""

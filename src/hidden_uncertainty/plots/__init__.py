@@ -1,23 +1,18 @@
-"""Pictures of scores, in one style: distributions, ROC curves, accuracy against rejection, bands, maps.
+"""Pictures of scores, in one style: distributions, ROC curves, accuracy against rejection, maps.
 
 Every function draws on the Axes it is given, or on a new one, and returns it; those with several panels return their
 Figure. Nothing goes through pyplot, so no global state changes and no screen is needed.
 """
 
-from .curves import plot_accuracy_rejection, plot_along, plot_regression, plot_roc, plot_scores, plot_sparsification
-from .pixels import plot_maps, plot_precision_recall
-from .style import dress, new_axes, save
+from .curves import plot_accuracy_rejection, plot_roc, plot_scores
+from .pixels import plot_maps
+from .style import dress, save
 
 __all__ = [
     "dress",
-    "new_axes",
     "plot_accuracy_rejection",
-    "plot_along",
     "plot_maps",
-    "plot_precision_recall",
-    "plot_regression",
     "plot_roc",
     "plot_scores",
-    "plot_sparsification",
     "save",
 ]

@@ -1,18 +1,16 @@
-"""Distributions of scores; ROC curves; what is left when the uncertain go; curves over one input with their bands."""
+"""Distributions of scores; ROC curves; accuracy when the uncertain are rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 
 from .. import metrics
 from ..metrics import Values
 from ..uncertainty import LayerScores, Uncertainty
-from .style import COLOURS, GREY, INK, INSIDE, array, axes, draw, legend, some, style
+from .style import GREY, INK, INSIDE, array, axes, draw, legend, some, style
 
 Scores = Values | Uncertainty | LayerScores  # of which the epistemic scores are drawn
 _TAIL = 0.01  # share of a group that may fall outside the picture on each side
@@ -23,7 +21,6 @@ def plot_scores(
     *,
     ax: Axes | None = None,
     threshold: float | None = None,
-    height: Literal["density", "peak"] = "density",
     label: str = "epistemic uncertainty (nats)",
 ) -> Axes:
     """Histograms of scores, one per group, as densities.
@@ -36,8 +33,6 @@ def plot_scores(
             stand for its epistemic scores; here also alone, with its threshold.
         ax: where to draw; a new one by default.
         threshold: a score to mark with a line.
-        height: `"density"`, or `"peak"` to scale every group to the same height, which keeps a wide group visible
-            beside a narrow one.
         label: of the horizontal axis.
 
     Example:
@@ -64,8 +59,6 @@ def plot_scores(
     ax = axes(ax)
     for i, (name, values) in enumerate(scores.items()):
         heights, edges = _density(finite[name], len(values), low, high)
-        if height == "peak":
-            heights = heights / (heights.max() or 1.0)
         outside = 1 - ((values >= low) & (values <= high)).mean()
         text = f"{name} ({outside:.0%} outside)" if outside > 2 * _TAIL else name
         colour, dashes = style(i)
@@ -75,7 +68,7 @@ def plot_scores(
         ax.axvline(threshold, color=INK, linewidth=1.2, linestyle="--", label=f"threshold {threshold:.4g}")
     ax.set(xlim=(low, high), xlabel=label)
     ax.set_ylim(bottom=0)
-    ax.set_ylabel("density" if height == "density" else "density, relative to the peak")
+    ax.set_ylabel("density")
     ax.grid(visible=False, axis="x")
     legend(ax, "best")
     return ax
@@ -137,144 +130,6 @@ def plot_accuracy_rejection(groups: Mapping[str, tuple[Scores, Values]], *, ax: 
     return ax
 
 
-def plot_regression(
-    x: Values,
-    prediction: Values,
-    low: Values,
-    high: Values,
-    *,
-    data: tuple[Values, Values] | None = None,
-    truth: Values | None = None,
-    gap: tuple[float, float] | None = None,
-    band: str = "interval",
-    ax: Axes | None = None,
-) -> Axes:
-    """A predicted curve over one input with its band, the training data and the gap in it.
-
-    The picture is as high as data and truth need, or else the prediction, with as much room again below and above for
-    what goes further, such as the band far from the data; the rest is cut off.
-
-    Args:
-        x: inputs (n,) or (n, 1), in any order.
-        prediction: at each.
-        low: where the band begins; -inf is legal.
-        high: where it ends; +inf is legal.
-        data: x and y of the training data.
-        truth: the true curve at `x`.
-        gap: an interval of x to shade.
-        band: what to call it in the legend.
-        ax: where to draw; a new one by default.
-
-    Example:
-        >>> x = torch.linspace(-1, 1, 50)
-        >>> ax = plot_regression(x, x**2, x**2 - 0.1, x**2 + 0.1, data=([-1.0, 1.0], [1.0, 1.0]), gap=(-0.5, 0.5))
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['gap in the data', 'training data', 'interval', 'prediction']
-    """
-    given = {"prediction": prediction, "low": low, "high": high} | ({} if truth is None else {"truth": truth})
-    at, curves = _along(x, given)
-    if (curves["low"] > curves["high"]).any():
-        raise ValueError("low must not be above high: give low first.")
-    points = None if data is None else (array(data[0], "x of data"), array(data[1], "y of data"))
-    bottom, top = _range(curves, None if points is None else points[1])
-
-    ax = axes(ax)
-    _shade(ax, gap)
-    if points is not None:
-        ax.plot(*points, ".", color=GREY, markersize=5, markeredgewidth=0, alpha=0.5, label="training data")
-    past = top - bottom  # how far beyond the edge an infinite band is drawn
-    low, high = (np.clip(curves[name], bottom - past, top + past) for name in ("low", "high"))
-    ax.fill_between(at, low, high, color=COLOURS[0], alpha=0.25, linewidth=0, label=band)
-    if truth is not None:
-        ax.plot(at, curves["truth"], color=COLOURS[1], linewidth=1.4, linestyle="--", label="truth")
-    ax.plot(at, curves["prediction"], color=INK, linewidth=1.8, label="prediction")
-    ax.set(xlim=(at[0], at[-1]), ylim=(bottom, top), xlabel="x", ylabel="y")
-    legend(ax, "best")
-    return ax
-
-
-def plot_along(
-    x: Values,
-    groups: Mapping[str, Scores],
-    *,
-    gap: tuple[float, float] | None = None,
-    label: str = "epistemic uncertainty, normalised",
-    ax: Axes | None = None,
-) -> Axes:
-    """Uncertainty along one input, one curve per method, each scaled to run from 0 to 1.
-
-    Methods differ in their units; what can be compared is where each is high. Infinite values are drawn at the edge.
-
-    Args:
-        x: inputs (n,) or (n, 1), in any order.
-        groups: uncertainty at each, by name.
-        gap: an interval of x to shade.
-        label: of the vertical axis.
-        ax: where to draw; a new one by default.
-
-    Example:
-        >>> x = torch.linspace(-1, 1, 50)
-        >>> ax = plot_along(x, {"density": x**2, "ensemble": x**4 + 3}, gap=(-0.2, 0.2))
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['gap in the data', 'density', 'ensemble']
-    """
-    at, curves = _along(x, some(groups))
-    ax = axes(ax)
-    _shade(ax, gap)
-    for i, (name, values) in enumerate(curves.items()):
-        finite = values[np.isfinite(values)]
-        if not len(finite):
-            raise ValueError(f"{name!r} is infinite everywhere: there is nothing to draw.")
-        low, high = finite.min(), finite.max()
-        scaled = (np.clip(values, low, high) - low) / ((high - low) or 1.0)
-        colour, dashes = style(i)
-        ax.plot(at, scaled, color=colour, linestyle=dashes, linewidth=1.8, label=name)
-    ax.set(xlim=(at[0], at[-1]), ylim=(-0.02, 1.02), xlabel="x", ylabel=label)
-    legend(ax, "best")
-    return ax
-
-
-def plot_sparsification(groups: Mapping[str, tuple[Scores, Values]], *, ax: Axes | None = None) -> Axes:
-    """Error of the rest against the share removed, the most uncertain first, with AUSE in the legend.
-
-    Errors are relative to that of all inputs. The oracle, which removes the largest errors first, is dotted: once in
-    grey when all methods have the same errors, else in each one's colour. Drawn until 1 % of the inputs is left: below
-    that a handful of inputs decides.
-
-    Args:
-        groups: uncertainty and error, by name.
-        ax: where to draw; a new one by default.
-
-    Example:
-        >>> ax = plot_sparsification({"ensemble": ([0.1, 0.2, 0.3, 0.9], [0.0, 0.2, -0.1, 1.0])})
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['ensemble: 0.035', 'oracle']
-    """
-    ax = axes(ax)
-    top = 1.0
-    oracles: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for i, (name, (uncertainty, error)) in enumerate(some(groups).items()):
-        removed, rest = metrics.sparsification(uncertainty=uncertainty, error=error)
-        if not rest[0]:
-            raise ValueError(f"every error of {name!r} is 0: there is nothing to draw.")
-        area = metrics.ause(uncertainty=uncertainty, error=error)
-        drawn = removed <= 0.99
-        draw(ax, i, removed[drawn], rest[drawn] / rest[0], along=removed[drawn], label=f"{name}: {area:.3f}")
-        # The right end is noisy, and must not set the range.
-        top = max(top, float(rest[removed <= 0.95].max() / rest[0]))
-        best = metrics.sparsification_oracle(error)[1].cpu()
-        oracles.append((removed[drawn].cpu(), best[drawn.cpu()] / best[0]))
-    alike = all(len(best) == len(oracles[0][1]) and torch.allclose(best, oracles[0][1]) for _, best in oracles)
-    for i, (removed, best) in enumerate(oracles[:1] if alike else oracles):
-        name = "oracle" if i == 0 else "_"  # matplotlib leaves such names out of the legend
-        draw(ax, i, removed, best, along=removed, label=name)
-        ax.lines[-1].set(color=GREY if alike else style(i)[0], linestyle=":", linewidth=1.4)
-    ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05 * top))
-    ax.set(xlabel="share of inputs removed", ylabel="RMSE of the rest, relative to all")
-    legend(ax, "best", title="AUSE (lower is better)")
-    return ax
-
-
 def _density(values: np.ndarray, count: int, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """Heights and edges of a histogram over [low, high] whose area is the share of `count` that lies inside.
 
@@ -286,34 +141,3 @@ def _density(values: np.ndarray, count: int, low: float, high: float) -> tuple[n
     width = min(max(width, (high - low) / 400), (high - low) / 10)
     edges = np.linspace(low, high, round((high - low) / width) + 1)
     return np.histogram(values, edges)[0] / (count * np.diff(edges)), edges
-
-
-def _along(x: Values, curves: Mapping[str, Values]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Inputs from left to right, and each curve at them."""
-    at = array(x, "x")
-    order = np.argsort(at, kind="stable")
-    found = {name: array(values, name) for name, values in curves.items()}
-    for name, values in found.items():
-        if len(values) != len(at):
-            raise ValueError(f"{name!r} must have one value per x, got {len(values)} for {len(at)}.")
-    return at[order], {name: values[order] for name, values in found.items()}
-
-
-def _range(curves: Mapping[str, np.ndarray], data: np.ndarray | None) -> tuple[float, float]:
-    """The range of the vertical axis."""
-    fixed = [values for values in (curves.get("truth"), data) if values is not None] or [curves["prediction"]]
-    heights = np.concatenate(fixed)
-    heights = heights[np.isfinite(heights)]
-    if not len(heights):
-        raise ValueError("every prediction is infinite: there is nothing to draw.")
-    low, high = heights.min(), heights.max()
-    room = (high - low) or 1.0
-    everything = np.concatenate([heights, *curves.values()])
-    bottom, top = max(everything.min(), low - room), min(everything.max(), high + room)
-    margin = 0.05 * ((top - bottom) or 1.0)
-    return bottom - margin, top + margin
-
-
-def _shade(ax: Axes, gap: tuple[float, float] | None) -> None:
-    if gap is not None:
-        ax.axvspan(*gap, color="#EDEDED", linewidth=0, zorder=0, label="gap in the data")

@@ -1,4 +1,4 @@
-"""Maps of predictions and uncertainties beside their image, and precision against recall."""
+"""Maps of predictions and uncertainties beside their image."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ..metrics import Values, as_scores
+from ..metrics import Values
 from ..uncertainty import Uncertainty
-from .style import GREY, INK, INSIDE, draw, dress, legend, some
+from .style import GREY, INK
 
 # Twenty colours in an order that keeps the first ones furthest apart; muted, since they fill whole areas.
 CLASS_COLOURS = (
@@ -26,7 +25,6 @@ CLASS_COLOURS = (
 )
 _NOTHING = "#D9D9D9"  # ignored pixels, and those without a number
 _NUMBERS, _SCORES = "viridis", "inferno"
-_TITLE, _BAR, _GAP = 0.3, 0.42, 0.2  # inches above panels, below those with a colour bar, and between panels
 
 
 def plot_maps(
@@ -35,10 +33,8 @@ def plot_maps(
     image: Values | None = None,
     prediction: Values | None = None,
     label: Values | None = None,
-    mask: Values | None = None,
     classes: Sequence[str] | None = None,
     ignore: int | None = 255,
-    palette: Sequence[str] = CLASS_COLOURS,
     tail: float = 0.01,
     columns: int = 4,
 ) -> Figure:
@@ -54,10 +50,8 @@ def plot_maps(
         image: (3, H, W), (H, W, 3) or grey (H, W); bytes, or numbers from 0 to 1.
         prediction: (H, W), classes as integers or numbers as floats.
         label: (H, W), the truth, in the colours of the prediction.
-        mask: (H, W), booleans: objects to be found, outlined on the image and on every score.
         classes: names, in the order of their numbers.
         ignore: class that is drawn in grey.
-        palette: colours of classes, in the order of their numbers; used again from the start when there are more.
         tail: share of pixels beyond the colours at either end, in [0, 0.5).
         columns: panels in a row, at most.
 
@@ -84,20 +78,18 @@ def plot_maps(
         raise ValueError(f"maps must not be called image, prediction or label, got {', '.join(scores)}.")
     if not panels:
         raise ValueError("there is nothing to draw: give at least one map, an image or a prediction.")
-    outlined = None if mask is None else _map(mask, "mask") > 0
 
     # Prediction and label share their colours, for numbers and for classes.
     numbers = {name: values for name, values in answers.items() if values.dtype.kind == "f"}
     limits = _limits(np.concatenate([np.empty(0), *(values.ravel() for values in numbers.values())]), tail)
     groups = [values.ravel() for name, values in answers.items() if name not in numbers]
     present = np.unique(np.concatenate([np.empty(0, int), *groups]))
-    shades = {int(c): _NOTHING if c == ignore else palette[int(c) % len(palette)] for c in present}
+    shades = {int(c): _NOTHING if c == ignore else CLASS_COLOURS[int(c) % len(CLASS_COLOURS)] for c in present}
 
     height, width = next(iter(panels.values())).shape[:2]
-    bars = [name in scores or name in numbers for name in panels]
     names = dict(enumerate([] if classes is None else classes))
     named = [(names.get(c, str(c)), shade) for c, shade in shades.items() if c != ignore]
-    axes = _grid(bars, columns, height / width, named)
+    axes = _grid(len(panels), columns, height / width, named)
     for ax, (name, values) in zip(axes, panels.items(), strict=True):
         ax.set_title(name, loc="left", size=11, color=INK)
         if name in pictures:
@@ -109,62 +101,7 @@ def plot_maps(
         else:
             colours = np.array([to_rgb(shade) for shade in shades.values()])[np.searchsorted(present, values)]
             _show(ax, colours, interpolation="nearest")  # (H, W, 3)
-        if outlined is not None and name not in answers:
-            _outline(ax, outlined)
     return axes[0].figure.figure
-
-
-def plot_precision_recall(curves: Mapping[str, tuple[Values, Values]], *, zoom: float = 0.8) -> Figure:
-    """Precision against recall, one curve per name, and beside it the region of high recall enlarged.
-
-    The legend holds average precision: the area under each curve as a step function. The dotted line is chance, the
-    share of positives.
-
-    Args:
-        curves: recall and precision as the threshold falls, by name, as `PixelDetection.precision_recall` gives them.
-        zoom: recall from which on the second panel shows the curves, in (0, 1).
-
-    Example:
-        >>> figure = plot_precision_recall({"epistemic": ([0.5, 0.5, 1.0], [1.0, 0.5, 0.6])})
-        >>> figure.axes[0].get_legend().get_texts()[0].get_text()
-        'epistemic: 0.800'
-    """
-    if not 0 < zoom < 1:
-        raise ValueError(f"zoom must be between 0 and 1, got {zoom}.")
-    figure = Figure(figsize=(9.4, 4.2), layout="compressed", facecolor="white")
-    whole, near = figure.subplots(1, 2)
-    top, chances = 0.0, []
-    for i, (name, (recall, precision)) in enumerate(some(curves).items()):
-        x, y = as_scores(recall, f"recall of {name!r}"), as_scores(precision, f"precision of {name!r}")
-        if x.shape != y.shape or x.dim() != 1:
-            raise ValueError(f"{name!r} needs one precision per recall, got {tuple(y.shape)} and {tuple(x.shape)}.")
-        if (x.diff() < 0).any() or x[0] < 0 or x[-1] > 1:
-            raise ValueError(
-                f"recall of {name!r} must rise within [0, 1], got {x[0]:g} to {x[-1]:g}: give recall before precision, "
-                "and flip curves that fall."
-            )
-        area = float((torch.nn.functional.pad(x, (1, 0)).diff() * y).sum())
-        draw(whole, i, x, y, along=x, label=f"{name}: {area:.3f}")
-        # Thinned separately: points that are even over the whole curve would be few here.
-        first = max(int(torch.searchsorted(x, zoom)) - 1, 0)
-        draw(near, i, x[first:], y[first:], along=x[first:], label=name)
-        top = max(top, float(y[x >= zoom].max()) if (x >= zoom).any() else 0.0)
-        chances.append(float(y[-1]))
-    top = 1.08 * top or 1.0
-    for ax in (whole, near):
-        dress(ax)
-        ax.set_xlabel("recall")
-        if max(chances) - min(chances) < 1e-3 * max(chances):
-            ax.axhline(chances[0], color=GREY, linewidth=1.2, linestyle=":", label=f"chance: {chances[0]:.3f}")
-    region = Rectangle((zoom, 0), 1 - zoom, min(top, 1.0), facecolor="#F0F0F0", edgecolor=GREY, linewidth=0.8, zorder=0)
-    whole.add_patch(region)
-    whole.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel="precision")
-    near.set(xlim=(zoom, 1), ylim=(0, top))
-    near.locator_params(nbins=5)
-    near.set_title(f"from recall {zoom:g} on", loc="left", size=11, color=INK)
-    # Curves fall to the right, so the corner above them is free; many names go beside the second panel.
-    legend(whole if len(curves) <= INSIDE else near, "best", title="average precision")
-    return figure
 
 
 def _map(values: Values, name: str) -> np.ndarray:
@@ -195,32 +132,27 @@ def _colours_of(image: Values) -> np.ndarray:
     return colours.expand(-1, -1, 3).numpy()
 
 
-def _grid(bars: Sequence[bool], columns: int, shape: float, names: Sequence[tuple[str, str]]) -> list[Axes]:
-    """Empty panels of a height by width, some with room for colour bars, in even rows; below, the names of colours."""
-    rows = math.ceil(len(bars) / max(columns, 1))
-    across = math.ceil(len(bars) / rows)
-    width = 2.6 / math.sqrt(shape)  # all in inches; every shape of image gets the same area
-    height = width * shape
-    tops = [_TITLE + height + (_BAR if any(bars[r * across : (r + 1) * across]) else _GAP) for r in range(rows)]
-    total = across * (width + _GAP) + _GAP
+def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str]]) -> list[Axes]:
+    """Empty panels of a height by width, in even rows; below, the names of colours."""
+    rows = math.ceil(count / max(columns, 1))
+    across = math.ceil(count / rows)
+    width = 2.6 / math.sqrt(shape)  # inches; every shape of image gets the same area
+    total = across * (width + 0.2)
     fits = max(1, int(total / (0.35 + 0.085 * max((len(name) for name, _ in names), default=0))))
-    foot = 0.08 + 0.2 * math.ceil(len(names) / fits) if names else 0.0
-    figure = Figure(figsize=(total, sum(tops) + foot), facecolor="white")
-    axes = []
-    for i in range(len(bars)):
-        row, column = divmod(i, across)
-        left, bottom = _GAP + column * (width + _GAP), foot + sum(tops[row:]) - _TITLE - height
-        ax = figure.add_axes((left / total, bottom / (sum(tops) + foot), width / total, height / (sum(tops) + foot)))
-        ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+    foot = 0.2 * math.ceil(len(names) / fits)
+    figure = Figure(figsize=(total, rows * (width * shape + 0.7) + foot), layout="constrained", facecolor="white")
+    panels = figure.subplots(rows, across, squeeze=False).flatten()
+    for ax in panels[count:]:
+        ax.remove()
+    for ax in panels[:count]:
+        ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], box_aspect=shape, anchor="N")
         ax.spines[:].set(color=GREY, linewidth=0.6)
-        axes.append(ax)
     if names:
         how: dict[str, Any] = {"handlelength": 0.9, "handleheight": 0.9, "handletextpad": 0.4, "columnspacing": 1.2}
-        how |= {"borderpad": 0, "borderaxespad": 0, "frameon": False, "fontsize": 9, "labelcolor": INK}
+        how |= {"frameon": False, "fontsize": 9, "labelcolor": INK}
         handles = [Patch(facecolor=shade, label=name) for name, shade in names]
-        corner = (_GAP / total, 0.08 / (sum(tops) + foot))
-        figure.legend(handles=handles, loc="lower left", bbox_to_anchor=corner, ncols=min(len(names), fits), **how)
-    return axes
+        figure.legend(handles=handles, loc="outside lower left", ncols=min(len(names), fits), **how)
+    return list(panels[:count])
 
 
 def _limits(values: np.ndarray, tail: float) -> tuple[float, float]:
@@ -244,20 +176,7 @@ def _show_numbers(ax: Axes, values: np.ndarray, limits: tuple[float, float], col
     _show(ax, np.clip(values, low, high), vmin=low, vmax=high, cmap=colours)
     beyond = bool((values < low).any()), bool((values > high).any())
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    inch = 1 / (ax.get_position().height * ax.figure.figure.get_figheight())  # as a share of the panel
-    place = ax.inset_axes((0, -0.15 * inch, 1, 0.09 * inch))
-    bar = ax.figure.colorbar(ax.images[0], cax=place, orientation="horizontal", extend=ends, extendfrac=0.03)
+    bar = ax.figure.colorbar(ax.images[0], ax=ax, location="bottom", extend=ends, aspect=30, pad=0.02)
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(5, steps=[1, 2, 5, 10])
-    place.tick_params(labelsize=9, color=GREY, labelcolor=INK, length=2.5)
-
-
-def _outline(ax: Axes, mask: np.ndarray) -> None:
-    """A dark line with a bright core, which is visible on every colour."""
-    height, width = mask.shape
-    padded = np.pad(mask.astype(float), 1)  # so that objects at the border are closed
-    x, y = (np.arange(width + 2) - 0.5) / width, (np.arange(height + 2) - 0.5) / height
-    if mask.any():
-        drawn = ax.contour(x, y, padded, levels=[0.5], colors="#00E5FF", linewidths=1.0)
-        drawn.set_path_effects([patheffects.withStroke(linewidth=2.2, foreground="black")])
-        ax.set(xlim=(0, 1), ylim=(1, 0))
+    bar.ax.tick_params(labelsize=9, color=GREY, labelcolor=INK, length=2.5)

@@ -25,16 +25,6 @@ POINTS = 2000  # more are not seen, and ten million take minutes to draw
 INSIDE = 5  # names that a legend holds before it covers the curves
 
 
-def new_axes(*, width: float = 6.0, height: float = 4.0) -> Axes:
-    """An empty Axes in the style of the others, on a Figure of its own, of a width and a height in inches.
-
-    Example:
-        >>> new_axes(width=5, height=3).figure.get_size_inches().tolist()
-        [5.0, 3.0]
-    """
-    return axes(None, width, height)
-
-
 def save(picture: Figure | Axes, path: str | os.PathLike[str]) -> Path:
     """Write a picture to a file whose ending names the format; it is written whole or not at all.
 
@@ -45,7 +35,7 @@ def save(picture: Figure | Axes, path: str | os.PathLike[str]) -> Path:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(new_axes(), f"{folder}/plots/empty.png").name
+        ...     save(Figure(), f"{folder}/plots/empty.png").name
         'empty.png'
     """
     path = Path(path)

@@ -49,8 +49,6 @@ class StreamingPCA:
     Args:
         dim: D, numbers per sample.
         keep: how many components are wanted.
-        passes: over the data, when it is sketched; a third brings the basis closer to the best.
-        oversample: l - `keep`; by default as many as `keep`, fewer (at least 32) where D × l would pass 144 MB.
         seed: of Ω.
         name: what errors call the data.
     """
@@ -64,19 +62,15 @@ class StreamingPCA:
         dim: int,
         keep: int,
         *,
-        passes: int = 2,
-        oversample: int | None = None,
         seed: int = 0,
         name: str = "x",
     ) -> None:
-        if dim < 1 or keep < 1 or passes < 1:
-            raise ValueError(f"dim, keep and passes must be at least 1, got {dim}, {keep} and {passes}.")
+        if dim < 1 or keep < 1:
+            raise ValueError(f"dim and keep must be at least 1, got {dim} and {keep}.")
         self.dim, self.keep = dim, min(keep, dim)
-        if oversample is None:
-            oversample = max(32, min(keep, self.SKETCH_ENTRIES // dim - keep))
-        self.sketch = self.keep + oversample
+        self.sketch = self.keep + max(32, min(keep, self.SKETCH_ENTRIES // dim - keep))  # l
         self.exact = dim <= max(self.EXACT_DIM, self.sketch)
-        self.passes = self.passes_left = 1 if self.exact else passes
+        self.passes = self.passes_left = 1 if self.exact else 2
         self.seed, self.name = seed, name
         self._count = 0
         self._shift: Tensor | None = None  # (D,), about which this pass sums
@@ -149,8 +143,7 @@ class StreamingPCA:
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass: the next one must bring the same samples, in any order and any batches.
 
-        Args:
-            all_sum: the sum of a tensor over the processes that share the data, when several do. Each must call this.
+        `all_sum` is the sum of a tensor over the processes that share the data, when several do; each must call this.
         """
         if self.done:
             raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")

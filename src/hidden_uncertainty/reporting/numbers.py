@@ -172,22 +172,20 @@ def telling(view: View, sets: Sequence[Scored]) -> Block:
     return {"table": table(f"Outliers told from {sets[0].count:,} others by the score of {view.name}", head, rows)}
 
 
-def layers(found: list[View], sets: Sequence[Scored], weights: dict[str, float]) -> dict[str, Block]:
-    """The terms side by side: AUROC where there are outliers, else how far they agree."""
+def layers(found: list[View], sets: Sequence[Scored], weights: dict[str, float]) -> Block:
+    """The terms side by side: how well each tells outliers apart."""
     if len(found) == 1:
-        return {"layers": f"The detector has one term ({found[0].name}), so there is nothing to compare."}
+        return f"The detector has one term ({found[0].name}), so there is nothing to compare."
+    if len(sets) == 1:
+        return "Terms are compared by outliers, and none were given (outliers=)."
     rows = []
     for view in found:
         inside, *outside = view.scores
-        told: list[Any] = [_bar(metrics.auroc(negative=inside, positive=some)) for some in outside]
-        told = told or [_agreement(inside, other.scores[0]) for other in found]
+        told = [_bar(metrics.auroc(negative=inside, positive=some)) for some in outside]
         rows.append([view.name, f"{weights[view.term]:.2f}" if view.term in weights else "", *told])
-    if len(sets) == 1:
-        head = ["score of", "weight", *(view.name for view in found)]
-        return {"agreement": {"table": table("How far terms agree on which inputs are surprising", head, rows)}}
     head = ["score of", "weight", *(f"AUROC: {s.name}" for s in sets[1:])]
     caption = "How well each term alone tells outliers apart, and what its word weighs in the detector’s score"
-    return {"layers": {"table": table(caption, head, rows)}}
+    return {"table": table(caption, head, rows)}
 
 
 def _bar(value: float) -> Html:

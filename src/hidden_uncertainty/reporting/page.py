@@ -18,9 +18,8 @@ from matplotlib.colors import to_rgb
 from torch import Tensor
 
 from ..detector import Detector
-from ..extract import Features
+from ..extract import Extractor, Features
 from ..io import replacing
-from ..model.choice import choose_layers
 from ..plots.pixels import CLASS_COLOURS
 from ..plots.style import COLOURS
 from ..progress import bars
@@ -100,26 +99,21 @@ def report(
         raise TypeError(f"outliers takes loaders by name, such as {{'noise': loader}}, not {type(outliers).__name__}.")
     fitted = detector._fitted()
     pixels = detector.pixels is not None
-    layers = [name for name, term in detector.terms.items() if term.layer is not None]
-    near = None if pixels or train is None else (layers or detector.layers)[-1]
-    if near is not None and isinstance(train, Features):
-        train.require([near], {near: fitted.head.reductions[near]})
     called = {KNOWN: names} if isinstance(names, Sequence) else names or {}
     with replacing(path) as file, bars(detector.progress if progress is None else progress):
         keep = KEEP_MAPS if pixels else KEEP
         sets: list[Scored] = []
         for name, some in ((KNOWN, loader), *(outliers or {}).items()):
-            sets.append(Scored(str(name), detector, keep, near).read(some))
+            sets.append(Scored(str(name), detector, keep).read(some))
             given, count = len(called.get(name, ())), sets[-1].count
             if name in called and given != count:
                 raise ValueError(f"names has {given:,} entries, but the loader gave {count:,} inputs: give one each.")
-        near = near if all(example.z is not None for example in sets[0].examples["surprising"]) else None
         what = "images" if pixels else "inputs"
         found, charts, threshold = numbers.views(detector, sets), dict[str, Any](), fitted.threshold
         blocks: dict[str, Block] = {
             "thresholds": numbers.thresholds(found[0], sets, threshold, what),
             "outliers": numbers.telling(found[0], sets),
-            **numbers.layers(found, sets, _weights(detector)),
+            "layers": numbers.layers(found, sets, _weights(detector)),
             **numbers.errors(sets[0], what, charts),
             "p": numbers.p_values(sets[0], found[0].samples, what, charts),
         }
@@ -128,8 +122,8 @@ def report(
             "about": ", ".join(f"{s.count:,} {what} “{s.name}”" for s in sets),
             "what": what,
             "key": _key(found[0], sets, threshold, what),
-            "fitted": _about(detector, sets[0], what),
-            "inputs": _inputs(detector, sets, called, classes, train, near),
+            "fitted": _about(detector, what),
+            "inputs": _inputs(detector, sets, called, classes, train),
             "version": __version__,
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
@@ -188,20 +182,17 @@ def _weights(detector: Detector) -> dict[str, float]:
     return dict.fromkeys(names, 1 / len(names))
 
 
-def _about(detector: Detector, scored: Scored, what: str) -> Html:
+def _about(detector: Detector, what: str) -> Html:
     """What was fitted and chosen, and why."""
     state, task = detector._fitted(), detector.task
-    head, where, rows = state.head, _where(detector, scored), []
+    head, rows = state.head, list[list[str]]()
     for name, term in head.terms.items():
         asked, method = detector.terms[name], term.method
         read = "the network’s outputs" if asked.layer is None else f"the {asked.reduce.read} of {asked.layer}"
         scorer = method.fitted if isinstance(method, DensityMethod) else method
         by = type(scorer).__name__.removesuffix("Method") + f" ({scorer.extra_repr()})" * bool(scorer.extra_repr())
         weight = f"{_weights(detector).get(name, 0.0):.2f}"
-        place = where.get(
-            (asked.layer, asked.reduce.read), "at the end" if asked.layer is None else "named by the user"
-        )
-        rows.append([name, read, _reduced(term.reduction, asked), by, weight, place])
+        rows.append([name, read, _reduced(term.reduction, asked), by, weight])
     n = 0 if head.calibration is None else len(head.calibration.scores)
     calibrations = {
         "unseen": f"{n:,} {what} that the network has not seen. False-alarm rates hold, on average over such sets.",
@@ -225,23 +216,11 @@ def _about(detector: Detector, scored: Scored, what: str) -> Html:
         else f"{number(at)} {detector.unit}: what scores above is called surprising.",
         "versions": f"hidden-uncertainty {__version__}, torch {torch.__version__}",
     }
-    head_of = ["term", "what is read", "how it becomes a vector", "scored by", "weight", "where it lies"]
+    head_of = ["term", "what is read", "how it becomes a vector", "scored by", "weight"]
     return joined(
         table("What this report is about", [], facts.items()),
         table("What is read of the network, and by what it is scored", head_of, rows),
     )
-
-
-def _where(detector: Detector, scored: Scored) -> dict[Any, str]:
-    """Where layers lie in the network, for those that would be chosen: the reason for it."""
-    if detector.pixels is not None or scored.first is None or all(t.layer is None for t in detector.terms.values()):
-        return {}
-    output = None if detector.task is None else detector.task.output
-    try:
-        found = choose_layers(detector.model, detector.reader.called(scored.first), output)
-    except (RuntimeError, TypeError, ValueError):  # none can be chosen, and the layers were named
-        return {}
-    return {(choice.layer, choice.read): choice.reason for choice in found}
 
 
 def _reduced(reduction: Any, term: Any) -> str:
@@ -260,7 +239,6 @@ def _inputs(
     names: Mapping[str, Sequence[str]],
     classes: Sequence[str] | None,
     train: Any,
-    near: str | None,
 ) -> Html:
     """The inputs at the ends of the scores; of outliers, those that look most familiar."""
     groups = [(sets[0], kind, *TITLES[kind]) for kind in KINDS if sets[0].examples[kind]]
@@ -271,13 +249,14 @@ def _inputs(
     parts: list[Html] = []
     if not sets[0].examples["ambiguous"]:
         parts.append(left_out("This method tells no aleatoric score, so there are no most ambiguous inputs."))
-    if train is not None and near is not None:
-        close = nearest(detector, train, near, shown)
-        text = f"The nearest training inputs are those whose vectors of “{near}” are closest, by Euclidean distance."
-        parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
-    elif train is not None:
+    if train is not None and (detector.pixels is not None or not isinstance(detector.reader, Extractor)):
         parts.append(left_out("Nearest training inputs are told for whole inputs only, by methods that read vectors."))
-    panels = 4 if detector.pixels is not None else 4 if close and not isinstance(train, Features) else 1
+    elif train is not None:
+        layer = ([name for name, term in detector.terms.items() if term.layer is not None] or detector.layers)[-1]
+        close = nearest(detector, train, layer, shown)
+        text = f"The nearest training inputs are those whose vectors of “{layer}” are closest, by Euclidean distance."
+        parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
+    panels = 1 if detector.pixels is None and not close else 4
     side = int(math.sqrt(ROOM / 3 / max(1, len(shown) * panels)))
     side = min(160 if detector.pixels is not None else 64, max(24, side))
     for scored, kind, title, text in groups:
@@ -292,7 +271,7 @@ def _examples(
     examples: list[Example],
     names: Sequence[str] | None,
     classes: Sequence[str] | None,
-    close: dict[int, list[Near]],
+    close: Mapping[int, Sequence[Near]],
     side: int,
     title: str,
 ) -> Html:
@@ -301,11 +280,9 @@ def _examples(
     rows, items = [], []
     for example in examples:
         called = f"number {example.place:,}" if names is None else str(names[example.place])
-        facts, nearby = _facts(detector, example, classes), close.get(id(example), [])
-        x, small = example.input, [one for one in nearby if one[2] is not None and one[2].dim() == 3]
-        if nearby:
-            words = [f"number {i:,} ({number(d)} away)" for d, i, _ in nearby]
-            facts["nearest in training"] = "" if small else ", ".join(words)
+        facts, x, near = _facts(detector, example, classes), example.input, close.get(id(example), ())
+        if near:
+            facts["nearest in training"] = ", ".join(f"number {i:,} ({number(d)} away)" for d, i, _ in near)
         if not pictures or x is None:
             rest = "" if x is None or len(x) <= SHOWN else f", … ({len(x):,} in all)"
             facts |= {} if x is None else {"values": ", ".join(map(number, x[:SHOWN].tolist())) + rest}
@@ -314,8 +291,8 @@ def _examples(
         image = picture(x, side, f"{title}: {called}")
         image = image if detector.pixels is None else _maps(detector, example.u, image, side, called)
         lines = [joined(tag("br"), f"{name}: {value}") for name, value in facts.items()]
-        near = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in small if x is not None]
-        items.append(tag("li", image, tag("strong", called), *lines, tag("div", *near, class_="near")))
+        few = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in near if x is not None]
+        items.append(tag("li", image, tag("strong", called), *lines, tag("div", *few, class_="near")))
     if pictures:
         return tag("ul", *items, class_="pictures" if detector.pixels is None else "pictures maps")
     return table(title, ["input", *facts], rows)

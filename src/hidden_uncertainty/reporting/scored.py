@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -33,17 +33,21 @@ class Example(NamedTuple):
     score: float  # of the whole input, also where `u` holds maps; so is the p-value
     p_value: float | None
     label: Tensor | None
-    input: Tensor | None
-    z: Tensor | None  # (d,) what the layer that neighbours are told by reads
+    batch: Batch  # of it alone
+
+    @property
+    def input(self) -> Tensor | None:
+        """What can be shown of it."""
+        shown = _shown(self.batch)
+        return None if shown is None else shown[0]
 
 
 class Scored:
-    """What is known of one loader: columns of numbers, and `keep` inputs of each of `KINDS`, with z of layer `near`."""
+    """What is known of one loader: columns of numbers, and `keep` inputs of each of `KINDS`."""
 
-    def __init__(self, name: str, detector: Detector, keep: int, near: str | None) -> None:
-        self.name, self.detector, self.keep, self.near = name, detector, keep, near
+    def __init__(self, name: str, detector: Detector, keep: int) -> None:
+        self.name, self.detector, self.keep = name, detector, keep
         self.count, self.labelled = 0, True  # whether all batches had labels of the predictions' shape
-        self.first: Batch | None = None
         self.parts: dict[str, list[Tensor]] = {}
         self.examples: dict[str, list[Example]] = {kind: [] for kind in KINDS}
 
@@ -57,11 +61,8 @@ class Scored:
         """Score all of a loader, in one pass that keeps no more than numbers and a few inputs."""
         fitted = self.detector._fitted()
         for index, batch in enumerate(self.detector.reader.batches(loader, f"scoring {self.name}")):
-            reading = self.detector._reading(batch, fitted, index)
-            z = None
-            if self.near is not None and reading.scores is None:
-                z = torch.cat([row.z for row in reading.rows(self.near)]).cpu()
-            self._add(batch.to("cpu"), self.detector._result(reading, fitted).cpu(), z)
+            reading = self.detector.reader.reading(batch, fitted.head.reductions, index)
+            self._add(batch.to("cpu"), fitted.result(reading).cpu())
         if not self.count:
             raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
         if not self.labelled or not any(map(len, self.parts["by epistemic"])):
@@ -70,8 +71,7 @@ class Scored:
             self.examples = {kind: [one._replace(label=None) for one in some] for kind, some in self.examples.items()}
         return self
 
-    def _add(self, batch: Batch, u: Uncertainty, z: Tensor | None) -> None:
-        self.first = self.first or batch[:8]
+    def _add(self, batch: Batch, u: Uncertainty) -> None:
         label, valid = _labels(self.detector, batch.label, u)
         scores = {"": u.epistemic, **{name: some.epistemic for name, some in u.layers.items()}}
         second = u.aleatoric if u.log_aleatoric is None else u.log_aleatoric
@@ -86,7 +86,7 @@ class Scored:
             found |= _errors(self.detector, u, label, valid, second)
         for name, values in found.items():
             self.parts.setdefault(name, []).append(values)
-        self._choose(batch, u, found, label, z)
+        self._choose(batch, u, found, label)
         self.count += len(u)
 
     def _of_inputs(self, scores: Tensor, valid: Tensor | None) -> Tensor:
@@ -95,8 +95,8 @@ class Scored:
             return scores
         return torch.stack([pixels.image_score(one[which]) for one, which in zip(scores, valid, strict=True)])
 
-    def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any, z: Any) -> None:
-        score, p, inputs = found["score "], found.get("p_value"), _shown(batch)
+    def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any) -> None:
+        score, p = found["score "], found.get("p_value")
         for kind, rank in zip(KINDS, (score, found.get("ambiguity"), -score), strict=True):
             if rank is None:
                 continue
@@ -106,8 +106,9 @@ class Scored:
             for i in rank.topk(min(self.keep, len(u))).indices.tolist():
                 if worst is not None and rank[i] <= worst:
                     break
-                told = float(score[i]), None if p is None else float(p[i]), _row(label, i), _row(inputs, i), _row(z, i)
-                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told)]
+                told = float(score[i]), None if p is None else float(p[i]), None if label is None else label[i].clone()
+                one = batch[i : i + 1].clone()  # the loader may use its memory again
+                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told, one)]
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
 
 
@@ -115,18 +116,24 @@ def nearest(
     detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]
 ) -> dict[int, list[Near]]:
     """The training inputs closest to each example, by its id."""
-    fitted, start = detector._fitted(), 0
-    queries = torch.stack([example.z for example in examples if example.z is not None]).double()
+    reductions, start = detector._fitted().head.reductions, 0
     found: dict[int, list[Near]] = {id(example): [] for example in examples}
+
+    def vectors(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for batch in detector.reader.batches(loader, what):
+            yield next(detector.reader.reading(batch, reductions).rows(layer)).z, _shown(batch)
+
+    queries = torch.cat([z.cpu().double() for z, _ in vectors([example.batch for example in examples], "comparing")])
     if isinstance(train, Features):
+        train.require([layer], {layer: reductions[layer]})
         parts: Iterable[tuple[Tensor, Tensor | None]] = ((z, None) for z in train.z[layer].split(1 << 12))
     else:
-        batches = detector.reader.batches(train, "comparing with training data")
-        parts = ((next(detector._reading(some, fitted).rows(layer)).z, _shown(some)) for some in batches)
+        parts = vectors(train, "comparing with training data")
     for z, inputs in parts:
         best = torch.cdist(queries, z.cpu().double()).topk(min(NEAREST, len(z)), largest=False)
         for example, values, places in zip(examples, best.values.tolist(), best.indices.tolist(), strict=True):
-            new = [(d, start + i, _row(inputs, i)) for d, i in zip(values, places, strict=True)]
+            shown = [None if inputs is None else inputs[i].cpu().clone() for i in places]
+            new = [(d, start + i, x) for d, i, x in zip(values, places, shown, strict=True)]
             found[id(example)] = heapq.nsmallest(NEAREST, [*found[id(example)], *new], key=lambda one: one[0])
         start += len(z)
     return found
@@ -136,10 +143,6 @@ def _shown(batch: Batch) -> Tensor | None:
     """The inputs, where they are images (n, c, h, w) or rows of numbers (n, d)."""
     first = next(leaves((batch.args, batch.kwargs), Tensor))
     return first if first.dim() == 2 or (first.dim() == 4 and first.shape[1] in (1, 3, 4)) else None
-
-
-def _row(values: Tensor | None, i: int) -> Tensor | None:
-    return None if values is None else values[i].cpu().clone()  # the loader may use its memory again
 
 
 def _labels(detector: Detector, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:

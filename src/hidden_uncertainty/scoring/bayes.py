@@ -63,23 +63,9 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
     is that of the masses P_j = p(y_j|z) v_j, and Σ_j P_j log v_j.
 
     Finite likelihoods give finite evidence and entropies, saturated where the dtype ends. An entropy of exactly zero
-    has the lowest finite number as its logarithm. A weight of -inf takes its point out.
-
-    Args:
-        log_likelihood: log p(z|y_j), one row per input, one column per support point.
-        log_weight: Log weight of each support point, (m,), or (n, m) when every input has its own points: the log
-            prior, and log v_j where there is one.
-        log_volume: log v_j, of the same shape, where y is continuous.
-
-    Example:
-        >>> log_likelihood = torch.tensor([[0.0, 0.0], [0.0, -1000.0]])
-        >>> posterior = infer(log_likelihood, torch.tensor([0.5, 0.5]).log())
-        >>> posterior.entropy                     # log 2, and one that underflows
-        tensor([0.6931, 0.0000])
-        >>> posterior.log_entropy[1]              # log(1001) - 1000
-        tensor(-993.0912)
+    has the lowest finite number as its logarithm. A weight of -inf takes its point out. `log_weight` is (m,), or (n, m)
+    where every input has its own points, and holds log v_j too; `log_volume` is log v_j, of the same shape.
     """
-    _check(log_likelihood, log_weight, log_volume)
     log_weight = log_weight.to(log_likelihood.dtype)
     points = log_weight.shape[-1]
     limits = torch.finfo(log_likelihood.dtype)
@@ -162,11 +148,9 @@ class Prior(nn.Module):
                     "MultiLabel(logits=False)."
                 )
             return self._checked(sets, sets.of(y).bincount(), features)
-        if features.population is None:
-            fitted = Categorical().fit(y, classes=max(features.classes or 0, int(y.max()) + 1))
-        else:
-            fitted = Categorical().fit_counts(_drawn(features.population.values, y))
-        return self._checked(fitted, y.bincount(), features)
+        counts = y.bincount(minlength=features.classes or 0)
+        drawn = counts if features.population is None else _drawn(features.population.values, y)
+        return self._checked(Categorical().fit_counts(drawn), counts, features)
 
     def _checked(self, fitted: Categorical, counts: Tensor, features: Features) -> Marginal:
         if self.spec != "auto" and not isinstance(self.spec, Categorical):
@@ -335,28 +319,6 @@ def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) 
     each = root[..., None] * away.to(root.dtype).clamp(-limits.max, limits.max)
     largest = each.abs().amax(1, keepdim=True).clamp(min=limits.tiny)  # in its units, no square over- or underflows
     return (largest[:, 0] * (each / largest).square().sum(1).sqrt()).view(prediction.shape)
-
-
-def _check(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None) -> None:
-    if not log_likelihood.is_floating_point():
-        raise TypeError(f"log_likelihood must be floating point, not {log_likelihood.dtype}")
-    own = log_weight.dim() == 2
-    if (
-        log_likelihood.dim() != 2
-        or log_weight.dim() not in (1, 2)
-        or log_likelihood.shape[1] != log_weight.shape[-1]
-        or (own and log_likelihood.shape[0] != log_weight.shape[0])
-    ):
-        raise ValueError(
-            "expected log_likelihood (n, m) and log_weight (m,) or (n, m), one column per support point; got "
-            f"{tuple(log_likelihood.shape)} and {tuple(log_weight.shape)}"
-        )
-    if log_volume is not None and log_volume.shape != log_weight.shape:
-        raise ValueError(
-            f"expected log_volume of the shape of log_weight, {tuple(log_weight.shape)}; got {tuple(log_volume.shape)}"
-        )
-    if log_weight.shape[-1] == 0:
-        raise ValueError("the support has no points: fit the marginal first")
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -91,33 +91,14 @@ class OutputDistribution:
         This is how the paper draws its confidence regions. A prediction near the end of its own distribution has less
         than half of the mass on that side; the region then ends with the support and holds less: see its `mass`.
         """
-        _check_mass(mass)
+        if not 0 < mass < 1:
+            raise ValueError(f"mass must lie between 0 and 1, both excluded; got {mass}.")
         start = self.cdf(self.prediction)
         below, above = (start - mass / 2).clamp(min=0), (start + mass / 2).clamp(max=1)
         low, high = self.quantile(below), self.quantile(above)
         # Rounding must not push the prediction out of its own region.
         prediction = self.prediction.to(low.dtype)
         return Region(torch.minimum(low, prediction), torch.maximum(high, prediction), above - below)
-
-    def highest(self, mass: float) -> list[list[tuple[float, float]]]:
-        """The smallest set that holds the asked mass: for each input its intervals, several where there are modes.
-
-        The last cell taken may make it a little more.
-        """
-        found = []
-        steps = torch.nn.functional.pad(self.inside(mass).int(), (1, 1)).diff(dim=1).cpu()  # 1 at starts, -1 after ends
-        for row, edges in zip(steps, self.edges.tolist(), strict=True):
-            starts, ends = (row == 1).nonzero()[:, 0].tolist(), (row == -1).nonzero()[:, 0].tolist()
-            found.append([(edges[a], edges[b]) for a, b in zip(starts, ends, strict=True)])
-        return found
-
-    def inside(self, mass: float) -> Tensor:
-        """Which cells are in the smallest set that holds the asked mass, (n, m)."""
-        _check_mass(mass)
-        order = self.density.argsort(dim=1, descending=True, stable=True)
-        sorted_mass = self.log_mass.double().exp().gather(1, order)
-        before = sorted_mass.cumsum(1) - sorted_mass  # held without this cell
-        return torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before < mass)
 
     def __repr__(self) -> str:
         return f"OutputDistribution of {len(self):,} inputs on {self.support.shape[1]:,} points each"
@@ -146,8 +127,3 @@ def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     y0, y1 = ys.gather(1, upper - 1), ys.gather(1, upper)
     share = ((x - x0) / (x1 - x0).clamp(min=torch.finfo(xs.dtype).tiny)).clamp(0, 1)
     return y0 + share.to(ys.dtype) * (y1 - y0)
-
-
-def _check_mass(mass: float) -> None:
-    if not 0 < mass < 1:
-        raise ValueError(f"mass must lie between 0 and 1, both excluded; got {mass}.")

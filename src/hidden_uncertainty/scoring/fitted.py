@@ -146,10 +146,7 @@ class Fitted:
 def require_classes(task: Task, owner: str) -> None:
     """Raise where a network predicts numbers."""
     if not task.discrete:
-        raise ValueError(
-            f"{owner} needs classes, but the network predicts numbers. NearestNeighbours and "
-            "KernelDensity(how='gaussian') need none."
-        )
+        raise ValueError(f"{owner} needs classes, but the network predicts numbers. NearestNeighbours needs none.")
 
 
 def of_first(make: Callable[[], Fitted], device: torch.device | str | None) -> Fitted:

@@ -39,7 +39,7 @@ class OutputMethod(Method):
         several = prediction.dim() == 2
         if not self._looked and not torch.compiler.is_compiling() and len(z):
             self._looked = True
-            warn_of_sigmoids(z) if several else self.look(z)
+            self.look(z, several)
         return self.measure_labels(z) if several else self.measure(z)
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
@@ -54,9 +54,9 @@ class OutputMethod(Method):
     def measure_labels(self, logits: Tensor) -> Scores:
         """The uncertainty of logits of labels (n, L), of which several may hold."""
 
-    def look(self, scores: Tensor) -> None:
+    def look(self, scores: Tensor, several: bool) -> None:
         """Warn, at the first batch, if outputs are not what they are taken for."""
-        warn_of_probabilities(scores)
+        warn_of_probabilities(scores, several=several)
 
 
 class EntropyMethod(OutputMethod):
@@ -111,10 +111,12 @@ class EnergyMethod(OutputMethod):
         limit = torch.finfo(logits.dtype).max
         return Scores((-self.temperature * _softplus(logits / self.temperature).sum(1)).clamp(-limit, limit))
 
-    def look(self, scores: Tensor) -> None:
+    def look(self, scores: Tensor, several: bool) -> None:
         """Warn if outputs are probabilities or their logarithms."""
-        single = _single_logit(scores) is not None
-        normal = not single and bool((scores.logsumexp(1).abs() < 1e-2).all())
+        if several:
+            super().look(scores, several)
+            return
+        normal = _single_logit(scores) is None and bool((scores.logsumexp(1).abs() < 1e-2).all())
         if normal or like_probabilities(scores):
             warn(
                 "the network's outputs look like probabilities or their logarithms, whose energy says little: their "
@@ -173,11 +175,6 @@ def best_temperature(scores: Tensor, label: Tensor) -> float:
 
     Before any label is seen, log T is about 0 ± σ. Where all of a few labels are those that the network tells, their
     likelihood alone would have it as sure as can be. Hundreds of labels with some mistakes leave little of that.
-
-    Example:
-        >>> scores = torch.tensor([[2.0, 0.0]]).expand(4000, 2)
-        >>> round(best_temperature(scores, (torch.arange(4000) % 4 == 0).long()), 2)    # p = 3/4 is 2 / log 3
-        1.82
     """
     z = scores.double()
     z = z - z.amax(1, keepdim=True)
@@ -210,27 +207,19 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, x.new_zeros(()))
 
 
-def warn_of_sigmoids(logits: Tensor) -> None:
-    """Warn where outputs (n, L) that are taken as logits of labels are likely probabilities."""
-    if len(logits) >= 8 and bool(((logits >= 0) & (logits <= 1)).all()):
-        warn(
-            "the network's outputs all lie between 0 and 1, as probabilities do, but are taken as logits. Pass "
-            "task=MultiLabel(logits=False), or a model without its last sigmoid."
-        )
-
-
-def warn_of_probabilities(scores: Tensor) -> None:
-    """Warn where outputs (n, C) that are taken as logits are likely probabilities."""
-    if like_probabilities(scores):
+def warn_of_probabilities(scores: Tensor, *, several: bool = False) -> None:
+    """Warn where logits of classes (n, C), or of `several` labels per input (n, L), are likely probabilities."""
+    if like_probabilities(scores, several=several):
+        task = "MultiLabel" if several else "Classification"
         warn(
             "the network's outputs look like probabilities, but are taken as logits. Pass logits=False, which for "
-            "LatentDensity is task=Classification(logits=False), or a model without its last softmax or sigmoid."
+            f"LatentDensity is task={task}(logits=False), or a model without its last softmax or sigmoid."
         )
 
 
-def like_probabilities(scores: Tensor) -> bool:
-    """Whether logits (n, C) are likely probabilities: none negative, each row's sum 1."""
-    single = _single_logit(scores)
+def like_probabilities(scores: Tensor, *, several: bool = False) -> bool:
+    """Whether logits are likely probabilities: none negative, and none above 1 or each row's sum 1."""
+    single = scores if several else _single_logit(scores)
     if single is not None:  # logits of a few inputs may all lie there, of eight hardly
         return len(single) >= 8 and bool(((single >= 0) & (single <= 1)).all())
     return bool((scores >= 0).all() and ((scores.sum(1) - 1).abs() < 1e-2).all())

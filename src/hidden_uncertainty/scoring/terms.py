@@ -37,7 +37,6 @@ class Method(Stored, ABC):
     fits = True  # whether there is anything to fit
     conditional = True  # whether it is fitted given predictions or labels
     needs_classes = False
-    smooth = True  # whether scores change little where z does; counts jump
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

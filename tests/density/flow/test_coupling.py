@@ -43,19 +43,10 @@ def test_log_determinant_is_that_of_the_jacobian(form: Form, dim: int) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dim", [1, 2, 5])
 @pytest.mark.parametrize("hidden", [(), (4,), (5, 4)])
-def test_gradients_by_hand_are_those_of_finite_differences(form: Form, dim: int, hidden: tuple[int, ...]) -> None:
+def test_gradients_are_those_of_finite_differences(form: Form, dim: int, hidden: tuple[int, ...]) -> None:
     flow = drawn(form, dim, blocks=2, hidden=hidden)
     inputs = [columns(dim, 3).requires_grad_(), columns(2, 3, seed=1).requires_grad_(), *flow.parameters()]
     assert torch.autograd.gradcheck(lambda u, c, *_: flow(u, c), inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dim", DIMS)
-def test_inverse_in_float32(form: Form, dim: int) -> None:
-    flow, u, c = drawn(form, dim).float(), columns(dim, 50).float(), columns(2, 50, seed=1).float()
-    base, _ = flow(u, c)
-    assert (base - u).abs().max() > 0.1
-    torch.testing.assert_close(flow.inverse(base, c), u, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -21,57 +21,10 @@ from torch import Tensor
 import mixture_draws
 from hidden_uncertainty.density import GaussianMixture
 from hidden_uncertainty.density.gaussian import _classes, mixture
-from hidden_uncertainty.density.gaussian._em import Covariance, Fit, Mixtures
+from hidden_uncertainty.density.gaussian._em import Covariance, Fit
 from mixture_draws import COVARIANCES
 
 draw = partial(mixture_draws.draw, clusters=2)
-
-
-def likelihoods(density: GaussianMixture, z: Tensor, y: Tensor) -> Tensor:
-    """The mean log-likelihood of each class (C,)."""
-    own = density.log_prob(z, density.classes)
-    return torch.stack([own[y == c, i].mean() for i, c in enumerate(density.classes)])
-
-
-# Restarts and seeds
-
-
-def test_more_restarts_never_fit_worse() -> None:
-    z, y = draw([120, 100, 110], dim=2, clusters=6)
-    options: dict[str, Any] = {"covariance": "spherical", "tol": 1e-6, "max_iter": 1000}
-    fits = [GaussianMixture(6, restarts=n, **options).fit(z, y) for n in (1, 2, 5)]
-    one, two, five = (likelihoods(fit, z, y) for fit in fits)
-    assert (two >= one - 1e-5).all()
-    assert (five >= two - 1e-5).all()
-    assert (five > one + 1e-3).any()
-
-
-def test_an_unsound_restart_is_never_kept() -> None:
-    def fit(likelihood: list[float], sound: list[bool], mark: float) -> Fit:
-        mixtures = Mixtures(*(torch.full((4, 1), mark) for _ in range(3)))
-        ones = torch.ones(4, dtype=torch.long)
-        return Fit(mixtures, torch.tensor(likelihood).double(), ones, ones.bool(), torch.tensor(sound))
-
-    one = fit([0.0, 0.0, torch.nan, 0.0], [True, True, False, True], 1)
-    two = fit([1.0, 1.0, 0.0, torch.nan], [True, False, True, False], 2)
-    assert _classes._better(one, two, 0.1).mixtures.mean[:, 0].tolist() == [2, 1, 2, 1]
-    assert _classes._better(one, two, 0.1).sound.all()
-    assert _classes._better(one, two, 2.0).mixtures.mean[:, 0].tolist() == [1, 1, 2, 1]  # no better than rounding
-
-
-def test_seeds_decide_all_starts_but_the_first() -> None:
-    z, y = draw([120, 100, 110], dim=2, clusters=6)
-    state = torch.get_rng_state()
-    one, two = (
-        [
-            GaussianMixture(6, covariance="spherical", restarts=n, seed=seed, tol=1e-3).fit(z, y).mean
-            for seed in range(3)
-        ]
-        for n in (1, 3)
-    )
-    assert all(torch.equal(one[0], other) for other in one[1:])
-    assert any(not torch.allclose(two[0], other) for other in two[1:])
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 # Stacks
@@ -89,7 +42,7 @@ def test_a_whole_fit_in_stacks_as_class_by_class(monkeypatch: pytest.MonkeyPatch
             yield stack
 
     for covariance in COVARIANCES:
-        density = GaussianMixture(4, covariance=covariance, restarts=2, tol=1e-3)
+        density = GaussianMixture(4, covariance=covariance, tol=1e-3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with monkeypatch.context() as patch:

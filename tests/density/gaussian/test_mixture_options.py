@@ -75,11 +75,9 @@ def test_keeps_the_configuration_it_was_given() -> None:
         "ridge": 1e-5,
         "tol": 1e-4,
         "max_iter": 500,
-        "restarts": 2,
         "min_samples": 5,
         "pooling": 0.0,
         "dtype": "float64",
-        "seed": 3,
     }
     density = GaussianMixture(**options)  # type: ignore[arg-type]
     assert density.config() == {**options, "fitted": None}
@@ -114,7 +112,6 @@ def test_packed_factors_follow_what_they_are_made_of(rows: int) -> None:
         ({"components": 0}, "components must be a whole number of at least 1, not 0"),
         ({"components": 2.0}, r"components must be a whole number of at least 1, not 2\.0"),
         ({"max_iter": 0}, "max_iter must be"),
-        ({"restarts": 0}, "restarts must be"),
         ({"min_samples": 0}, "min_samples must be"),
         ({"covariance": "pooled", "components": 2}, "components must be 1, not 2"),
         ({"pooling": 1.0, "components": 2}, "components must be 1, not 2"),

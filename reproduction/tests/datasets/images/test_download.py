@@ -212,14 +212,20 @@ def test_an_interruption_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_counts_megabytes(
-    offer: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_counts_megabytes(offer: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer("x", bytes(3_500_000), files=(file("x", bytes(3_500_000)),))
-    with progress.bars(True):
-        fetch("some", tmp_path)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("some")]  # the server writes too
-    assert len(lines) == 1 and lines[0].startswith("some, megabytes: 3/1 in ")
+    bars: list[progress.Bar] = []
+    monkeypatch.setattr(progress.Bar, "__init__", _kept(bars, progress.Bar.__init__))
+    fetch("some", tmp_path)
+    assert [(bar.description, bar.completed, bar.total) for bar in bars] == [("some, megabytes", 3, 1)]
+
+
+def _kept(bars: list[progress.Bar], make: Callable[..., None]) -> Callable[..., None]:
+    def init(bar: progress.Bar, *arguments: object) -> None:
+        bars.append(bar)
+        make(bar, *arguments)
+
+    return init
 
 
 def test_without_pooch(offer: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

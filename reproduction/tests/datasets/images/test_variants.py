@@ -101,6 +101,12 @@ def test_images_given_are_not_changed() -> None:
     assert torch.equal(images, before)
 
 
+def test_flips() -> None:
+    images = unit(some(2, 3, 4, 5))
+    assert np.array_equal(flipped(images, "horizontal"), images.numpy()[..., ::-1])
+    assert np.array_equal(flipped(images, "vertical"), images.numpy()[..., ::-1, :])
+
+
 def test_errors_say_what_came() -> None:
     with pytest.raises(ValueError, match="got 'nearest'"):
         resized(some(1, 1, 4, 4), 2, resampling="nearest")  # type: ignore[arg-type]

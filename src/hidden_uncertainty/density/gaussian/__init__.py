@@ -1,6 +1,6 @@
-"""Gaussians: mixtures per class, joint with numbers, and pooled."""
+"""Gaussians: mixtures per class, and joint with numbers."""
 
 from .joint import JointMixture
-from .mixture import GaussianMixture, PooledGaussians
+from .mixture import GaussianMixture
 
-__all__ = ["GaussianMixture", "JointMixture", "PooledGaussians"]
+__all__ = ["GaussianMixture", "JointMixture"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ def fit_classes(z: Tensor, y: Tensor, options: EMOptions, variance: float | None
 
     The ridge is a share of the variance, where None is that of all rows around the means of their classes, averaged
     over dimensions; where rows repeat within classes it is that around the mean of all, and where all are the same,
-    their mean square. The seed is of the directions in which all starts but the first split clusters.
+    their mean square.
     """
     components, min_samples = options.components, options.min_samples
     classes, counts = y.unique(return_counts=True)
@@ -54,23 +54,14 @@ def fit_classes(z: Tensor, y: Tensor, options: EMOptions, variance: float | None
         r /= unit
     ridge, options = options.ridge, options._replace(ridge=options.ridge * variance / unit**2)
     granted = [max(1, min(components, size // min_samples)) for size in sizes]
-    random = torch.Generator().manual_seed(options.seed)
-    starts: list[Tensor | None] = [None]  # more restarts include the fewer
-    for _ in range(options.restarts - 1):
-        starts.append(torch.randn(components, z.shape[1], generator=random, dtype=torch.float64, device="cpu").to(z))
     out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
     small = [c for c, size in enumerate(sizes) if size < min_samples]
     with progress_bar("fitting mixtures", len(sizes)) as bar:
         for stack in _stacks(sizes, granted, z, leave_out=small):
             padded, present = _pad([rows[c] for c in stack])
-            k = granted[stack[0]]
-            best: Fit | None = None
-            for directions in starts if k > 1 else starts[:1]:
-                fit = _fit_stack(padded, present, kmeans(padded, present, k, directions), options)
-                best = fit if best is None else _better(best, fit, options.tol)
-            assert best is not None
-            out.store(stack, best)
-            bar.advance(len(stack), likelihood=float(best.log_likelihood.mean()) - z.shape[1] * math.log(unit))
+            fit = _fit_stack(padded, present, kmeans(padded, present, granted[stack[0]]), options)
+            out.store(stack, fit)
+            bar.advance(len(stack), likelihood=float(fit.log_likelihood.mean()) - z.shape[1] * math.log(unit))
         if small:
             pooled = Moments.of(x, y.sort().values.unique(return_inverse=True)[1], len(sizes), "pooled").central()
             few = torch.cat([rows[c] for c in small])
@@ -172,23 +163,7 @@ def _fit_stack(x: Tensor, present: Tensor, start: Tensor, options: EMOptions) ->
     def mend(old: Tensor, new: Tensor) -> Tensor:
         return old.index_copy(0, coarse, new.to(old.dtype))
 
-    return _combine(mend, fit, fine)
-
-
-def _better(one: Fit, other: Fit, margin: float) -> Fit:
-    """Class by class, the likelier of two fits; the first where rounding and stopping, rather than data, decide."""
-    which = other.sound & ((other.log_likelihood > one.log_likelihood + margin) | ~one.sound)
-
-    def pick(old: Tensor, new: Tensor) -> Tensor:
-        return torch.where(which.view(-1, *[1] * (new.dim() - 1)), new, old)
-
-    return _combine(pick, one, other)
-
-
-def _combine(how: Callable[[Tensor, Tensor], Tensor], one: Fit, other: Fit) -> Fit:
-    """One fit from two, field by field."""
-    mixtures = Mixtures(*map(how, one.mixtures, other.mixtures))
-    return Fit(mixtures, *map(how, one[1:], other[1:]))
+    return Fit(Mixtures(*map(mend, fit.mixtures, fine.mixtures)), *map(mend, fit[1:], fine[1:]))
 
 
 def _stacks(sizes: list[int], granted: list[int], z: Tensor, leave_out: list[int]) -> Iterator[list[int]]:
@@ -271,56 +246,32 @@ class _Buffers:
         self.sound[index] = fit.sound
 
 
-def kmeans(
-    x: Tensor, present: Tensor, components: int, directions: Tensor | None = None, *, tol: float = 1e-4
-) -> Tensor:
-    """Assign each row to one of k clusters, the start of a mixture: (B, n, k), one-hot.
+def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) -> Tensor:
+    """Assign rows x (B, n, d), where present (B, n), to one of k clusters, the start of a mixture: (B, n, k), one-hot.
 
-    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes. Nothing looks
-    at the number of a row: the same rows in another order start alike, up to rounding. A cluster is split at its mean,
-    across the direction in which it is long, and a few steps of 2-means follow. That direction comes from the row that
-    lies farthest from the mean, by a step of power iteration. Of all clusters the one goes first whose split lowers the
-    inertia most.
+    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes, until centres
+    move less than a share `tol` of the mean variance. Nothing looks at the number of a row: the same rows in another
+    order start alike, up to rounding. A cluster is split at its mean, across the direction in which it is long, and a
+    few steps of 2-means follow. That direction comes from the row that lies farthest from the mean, by a step of power
+    iteration. Of all clusters the one goes first whose split lowers the inertia most.
 
-    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows. After the
-    first iterations few rows change their cluster, so that sums of clusters take in these alone. There are tens of such
-    steps; what they add in rounding is far below the shift at which the iteration stops.
-
-    Args:
-        x: (B, n, d), the rows of each class first, padded to the same n.
-        present: 1 for a row, 0 for padding, (B, n).
-        components: k.
-        directions: for another start, what takes the place of the farthest rows: one per split, (k - 1, d) or more.
-            2-means is then left out, as it would lead back to the same splits.
-        tol: stop when centres move less than this share of the mean variance.
+    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows.
     """
     if components == 1:
         return present[..., None]
-    centres = _split(x, present, components, directions)
+    centres = _split(x, present, components)
     norm = x.square().sum(-1)  # (B, n)
     count = present.sum(1)  # (B,)
     mean = torch.bmm(present[:, None], x) / count[:, None, None]
     limit = tol * (_distances(x, norm, mean)[:, 0] * present).sum(1) / count / x.shape[-1]  # (B,)
     done = torch.zeros_like(limit, dtype=torch.bool)
-    member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)
-    total = torch.zeros_like(centres)
     for _ in range(LLOYD + 1):  # the last one only assigns
-        near = _nearest(x, present, centres)
-        rows = (near - member).amax((0, 1)).nonzero()[:, 0]  # that change in any class of the stack
-        if len(rows) == 0:
-            break
-        joined = near.index_select(2, rows)
-        joined *= joined.cumsum(1) <= 1  # of equally near centres the first; such rows always are among the changed
-        change = joined - member.index_select(2, rows)
-        member.index_copy_(2, rows, joined)
+        member = _nearest(x, present, centres)  # (B, k, n)
+        member *= member.cumsum(1) <= 1  # of equally near centres the first
         if bool(done.all()):
             break
-        if 4 * len(rows) > x.shape[1]:
-            total = torch.bmm(member, x)
-        else:
-            total.baddbmm_(change, x.index_select(1, rows))
         size = member.sum(2)  # (B, k)
-        moved = total / size.clamp(min=1)[..., None]
+        moved = torch.bmm(member, x) / size.clamp(min=1)[..., None]
         if bool((size == 0).any()):
             moved = _fill_empty(x, present, _distances(x, norm, centres), size, moved)
         shift = (moved - centres).square().sum((1, 2))
@@ -329,7 +280,7 @@ def kmeans(
     return member.mT.contiguous()
 
 
-def _split(x: Tensor, present: Tensor, components: int, directions: Tensor | None) -> Tensor:
+def _split(x: Tensor, present: Tensor, components: int) -> Tensor:
     """Centres of clusters that are split off one by one: (B, k, d)."""
     stack = torch.arange(len(x), device=x.device)[:, None]
     norm = x.square().sum(-1)
@@ -344,14 +295,11 @@ def _split(x: Tensor, present: Tensor, components: int, directions: Tensor | Non
     for made in range(1, components):
         own, middle = member[stack, new], centres[stack, new]  # (B, 1 or 2, n), (B, 1 or 2, d)
         size = own.sum(2, keepdim=True)
-        if directions is None:
-            axis = x[stack, (_distances(x, norm, middle) * own).argmax(2)] - middle
-        else:
-            axis = directions[made - 1].expand_as(middle)
+        axis = x[stack, (_distances(x, norm, middle) * own).argmax(2)] - middle
         along = _along(x, own, middle, axis)
         axis = torch.bmm(along, x) - along.sum(2, keepdim=True) * middle
         between = middle
-        for _ in range(1 + (STEPS if directions is None else 0)):
+        for _ in range(1 + STEPS):
             right = own * (_along(x, own, between, axis) > 0)
             some = right.sum(2, keepdim=True)
             rest = (size - some).clamp(min=1)

@@ -32,10 +32,8 @@ class EMOptions(NamedTuple):
     tol: float = 1e-2
     max_iter: int = 300
     components: int = 1
-    restarts: int = 1
     min_samples: int = 10
     pooling: float = 0.0
-    seed: int = 0
 
 
 class Mixtures(NamedTuple):
@@ -138,16 +136,10 @@ def relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> 
 def maximise(
     x: Tensor, responsibility: Tensor, options: EMOptions, keep: Tensor | None = None
 ) -> tuple[Mixtures, Tensor, Tensor]:
-    """The M-step: mixtures from responsibilities (B, n, k).
+    """The M-step: mixtures of rows (B, n, d), which of them are sound, and how far they were shrunk, (B,).
 
-    Args:
-        x: (B, n, d).
-        responsibility: (B, n, k).
-        options: form and regularisation of the covariances.
-        keep: the intensity of shrinkage, (B,); NaN, or None for all, finds the one that the rows ask for.
-
-    Returns:
-        The mixtures, which of them are numerically sound (B,), and the intensity with which they were shrunk (B,).
+    Responsibilities are (B, n, k). What is to `keep` is the intensity of shrinkage, (B,); NaN, or None for all, finds
+    the one that the rows ask for.
     """
     intensity = keep if keep is not None else x.new_full((len(x),), torch.nan, dtype=torch.float64)
     least = 10 * torch.finfo(x.dtype).eps
@@ -171,15 +163,10 @@ def maximise(
 def factorise(
     count: Tensor, scatter: Tensor, fourth: Tensor, options: EMOptions, intensity: Tensor, rounding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors of the covariances of B mixtures, which of these are sound (B,), and how far they were shrunk (B,).
+    """Factors of full or tied covariances of B mixtures, which of these are sound, and how far they were shrunk, (B,).
 
-    Args:
-        count: of each component, (B, k).
-        scatter: Σ w (x - μ)(x - μ)ᵀ in float64, (B, k, d, d).
-        fourth: Σ w ‖x - μ‖⁴, (B, k).
-        options: form and regularisation of the covariances, full or tied.
-        intensity: of shrinkage, (B,); NaN finds the one that the rows ask for.
-        rounding: of variances, in the precision in which rows were summed, (B, k, d).
+    Of each component: counts (B, k), Σ w (x - μ)(x - μ)ᵀ in float64 (B, k, d, d), Σ w ‖x - μ‖⁴ (B, k), and the rounding
+    of variances in the precision in which rows were summed (B, k, d). Intensities of NaN are found from the rows.
     """
     if options.covariance == "tied":  # a mixture with one covariance, (B, 1, d, d)
         scatter, fourth, count = (total.sum(1, keepdim=True) for total in (scatter, fourth, count))
@@ -205,8 +192,8 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
     scatter = mean.new_empty(stack, components, dim, dim, dtype=torch.float64)
     fourth = mean.new_zeros(stack, components, dtype=torch.float64)
     for k in range(components):
-        rows, weight = _with_weight(x, responsibility[..., k])
-        centred = rows - mean[:, k, None]
+        weight = responsibility[..., k]
+        centred = x - mean[:, k, None]
         centred *= weight.sqrt()[..., None]
         if with_fourth:
             norm = torch.linalg.vector_norm(centred, dim=-1).double()
@@ -215,24 +202,11 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
     return scatter, fourth
 
 
-def _with_weight(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and their weights, without those that weigh nothing where that saves time."""
-    if x.shape[0] == 1 and x.device.type == "cpu":
-        rows = (weight[0] > torch.finfo(x.dtype).eps ** 2).nonzero()[:, 0]
-        if len(rows) < 0.7 * x.shape[1]:
-            return x[:, rows], weight[:, rows]
-    return x, weight
-
-
 def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
     """Whether the variance that each feature adds to those before it, and to all others, is clear of rounding.
 
-    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone.
-
-    Args:
-        cov: (..., d, d).
-        factor: of its inverse.
-        rounding: of its diagonal, in the precision in which it was computed.
+    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone. Rounding is
+    that of the covariance's diagonal, in the precision in which it was computed.
     """
     variance = cov.diagonal(dim1=-2, dim2=-1)
     pivot = factor.diagonal(dim1=-2, dim2=-1).pow(-2)
@@ -252,11 +226,7 @@ def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EM
     The intensity of shrinkage follows what EM finds until log p would change by less than `FOLLOW`, and stays from then
     on. Followed to the end it might drift: wider components ask for more of it, which makes them wider.
 
-    Args:
-        x: (B, n, d), padded to the same n.
-        present: 1 for a row, 0 for padding, (B, n).
-        responsibility: the start, (B, n, k).
-        options: form and regularisation of the covariances, and when to stop.
+    Rows x (B, n, d) are padded to the same n, where `present` (B, n) is 0; responsibilities are (B, n, k).
     """
     size = present.sum(1)
     alone = responsibility.shape[-1] == 1

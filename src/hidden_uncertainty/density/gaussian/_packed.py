@@ -59,15 +59,9 @@ BAND = 1 << 22  # numbers held for a band of rows of places, at the columns of a
 
 
 def pack(factor: Tensor, bias: Tensor, width: int | None = None) -> Tensor:
-    """Pack the upper triangular factors W (B, K, d, d) and b = μ W (B, K, d) of B stacks of Gaussians.
+    """Pack triangular W (B, K, d, d) and b = μ W (B, K, d): -b, then rows of W, for each block, (B, rows, K, width).
 
-    Args:
-        factor: W.
-        bias: b.
-        width: columns of each Gaussian in a block; None takes what is fastest for many rows.
-
-    Returns:
-        (B, rows, K, width): for each block a row of -b, then the rows of W.
+    The width is that of each Gaussian in a block; None takes what is fastest for many rows.
     """
     stack, gaussians, dim = bias.shape
     packed = factor.new_zeros(packed_shape(stack, gaussians, dim, width))
@@ -122,10 +116,7 @@ def shifts(bias: Tensor, width: int) -> Tensor:
 def shared_squares(x: Tensor, packed: Tensor, shift: Tensor) -> Tensor:
     """‖x W - b‖² of rows x (n, d) under C times k Gaussians, of which k share a factor: (n, C, k).
 
-    Args:
-        x: rows.
-        packed: of the first Gaussian of each factor, (rows, C, width).
-        shift: to the others, from `shifts`.
+    Packed are the first Gaussians of each factor, (rows, C, width), with the shifts to the others.
     """
     _, factors, width = packed.shape
     if too_wide(x, factors * width):
@@ -185,13 +176,7 @@ class Squares(NamedTuple):
 
 
 def place_squares(x: Tensor, packed: Tensor, shift: Tensor | None) -> Squares:
-    """‖x W - b‖² and the squares of differences of places x (n, h, w, d), in float64.
-
-    Args:
-        x: centred vectors.
-        packed: from `pack`, (rows, C, k or 1, width).
-        shift: from `shifts`, where Gaussians share factors.
-    """
+    """‖x W - b‖² and squared differences of places x (n, h, w, d), in float64, packed as (rows, C, k or 1, width)."""
     _, classes, own, width = packed.shape
     some = max(1, WIDEST // (own * width))
     if classes > some and too_wide(x.flatten(0, 2), classes * own * width):
@@ -212,13 +197,7 @@ def place_squares(x: Tensor, packed: Tensor, shift: Tensor | None) -> Squares:
 
 
 def between(lattice: Lattice, squares: Callable[[Tensor], Squares], gaussians: int) -> Iterator[Tensor]:
-    """Squared distances at all pixels of all images, row by row of each, some at a time: (pixels, k, C).
-
-    Args:
-        lattice: the places, and where the pixels lie between them.
-        squares: gives the squares at some of the places.
-        gaussians: k C, which decides how many pixels there are at a time.
-    """
+    """Squared distances at all pixels, image by image and row by row, some at a time, of k C Gaussians: (p, k, C)."""
     z, rows, columns = lattice
     width, height = len(columns.low), len(rows.low)
     low, high = rows.low.tolist(), rows.high.tolist()

@@ -25,7 +25,6 @@ JointCovariance = Literal["full", "tied", "diag"]
 CHUNK = 1 << 22  # elements of an intermediate at most
 ON_GPU = 8  # times as many, which small pieces would leave idle
 IN_CACHE = 1 << 17  # elements that stay in a core's cache: five times as fast
-LATEST = 1024  # points of the latest support, at most, that are kept as densities read them
 FAR = 1e15  # deviations of ŷ at which it saturates, so that squares fit float32
 
 
@@ -48,9 +47,9 @@ class JointMixture(Density):
         shrinkage: how covariances are shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
             `"auto"` fits with Ledoit-Wolf and with None, takes what makes a holdout of a tenth of the rows likelier,
             and fits to all; `"diag"` needs none.
-        tol, max_iter, restarts, dtype: as for `GaussianMixture`.
+        tol, max_iter, dtype: as for `GaussianMixture`.
         min_samples: samples that there must be for each component.
-        seed: decides which rows check the scales of the coordinates, and all starts but the first.
+        seed: decides which rows check the scales of the coordinates.
 
     Example:
         >>> z = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
@@ -72,19 +71,18 @@ class JointMixture(Density):
         shrinkage: Shrinkage | Literal["auto"] | None = "auto",
         tol: float = 1e-2,
         max_iter: int = 300,
-        restarts: int = 1,
         min_samples: int = 10,
         dtype: Literal["float32", "float64"] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_counts(components=components, max_iter=max_iter, min_samples=min_samples)
         check_covariance(covariance, get_args(JointCovariance), shrinkage)
         check_dtype(dtype)
         if not noise > 0:
             raise ValueError(f"noise must be above zero, not {noise}: ŷ is a function of z.")
         self.components, self.covariance, self.noise, self.shrinkage = components, covariance, noise, shrinkage
-        self.tol, self.max_iter, self.restarts, self.min_samples = tol, max_iter, restarts, min_samples
+        self.tol, self.max_iter, self.min_samples = tol, max_iter, min_samples
         self.dtype, self.seed = dtype, seed
         self.directions, self.conditional = Directions(), Conditional(covariance)
         self.register_buffer("y_center", None)
@@ -120,7 +118,7 @@ class JointMixture(Density):
 
     def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
         options = EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter, self.components)
-        options = options._replace(restarts=self.restarts, min_samples=self.min_samples, seed=self.seed)
+        options = options._replace(min_samples=self.min_samples)
         try:
             variance = 1.0  # of standardised predictions and coordinates
             return fit_classes(x, torch.zeros(len(x), dtype=torch.long, device=x.device), options, variance)
@@ -157,16 +155,14 @@ class JointMixture(Density):
             y = as_vectors(support, numbers, rest.shape[0])
             if torch.compiler.is_compiling():  # a graph has no loops
                 return rest[:, None] + self.conditional.log_prob(across, along, self._given(y))
-            size, points = max(1, pairs // max(1, y.shape[-2])), None
-            if y.dim() == 2:
-                points = [self._given(y)] if y.shape[0] <= pairs else [self._given(few) for few in y.split(pairs)]
-            found = []
+            size, found = max(1, pairs // max(1, y.shape[-2])), []
+            shared = [self._given(few) for few in y.split(pairs)] if y.dim() == 2 else None
             for i in range(0, max(1, len(rest)), size):
                 some = slice(i, i + size)
-                own = points or [self._given(few) for few in y[some].split(pairs, dim=1)]
-                columns = [self.conditional.log_prob(across[:, some], along[..., some], given) for given in own]
-                found.append(columns[0] if len(columns) == 1 else torch.cat(columns, dim=1))
-            return rest[:, None] + (found[0] if len(found) == 1 else torch.cat(found))
+                points = shared or [self._given(few) for few in y[some].split(pairs, dim=1)]
+                columns = [self.conditional.log_prob(across[:, some], along[..., some], given) for given in points]
+                found.append(torch.cat(columns, dim=1))
+            return rest[:, None] + torch.cat(found)
 
         return log_prob
 
@@ -186,15 +182,8 @@ class JointMixture(Density):
         return (prior.logsumexp(0) - self.y_deviation.double().log().sum()).to(self.y_center.dtype)
 
     def _given(self, y: Tensor) -> Given:
-        """What points decide alone; of the latest that all rows share it is kept, as calls begin with the same ones."""
-        if y.dim() == 3 or y.is_inference() or y.requires_grad or torch.compiler.is_compiling():
-            return self.conditional.given(self._standardise(y))
-        latest = self.conditional.latest
-        if latest is None or latest[0] is not y or latest[1] != y._version:
-            latest = (y, y._version, self.conditional.given(self._standardise(y)))
-            if len(y) <= LATEST:
-                self.conditional.latest = latest
-        return latest[2]
+        """What points decide alone."""
+        return self.conditional.given(self._standardise(y))
 
     def _standardise(self, y: Tensor) -> Tensor:
         """y (..., q) in deviations, in float64."""
@@ -343,7 +332,6 @@ class Conditional(Stored):
     def _prepare(self) -> None:
         """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
         self._packed: Tensor | None = None
-        self.latest: tuple[Tensor, int, Given] | None = None  # points, their version, and what `given` gave
         if self.slope is None or self.slope.is_meta:
             return
         if self.covariance == "full":

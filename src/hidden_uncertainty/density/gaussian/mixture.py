@@ -1,4 +1,4 @@
-"""One Gaussian mixture per class, the density that the paper uses for classification; and pooled Gaussians."""
+"""One Gaussian mixture per class, the density that the paper uses for classification."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ...extract import Lattice
 from ...io import expect
 from ...notes import warn
 from ...precision import farthest, precise, saturate
-from ...stored import Stored
 from ..base import Density, check_amounts, check_classes, check_counts, check_covariance, check_dtype, match_classes
 from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
 from ._chunks import Chunks, fit_chunks
@@ -53,14 +52,11 @@ class GaussianMixture(Density):
         tol: EM stops when log p(z | y) of a class's activations would change by less than this, in nats and on
             average, however long it went on; by extrapolation.
         max_iter: EM steps at most.
-        restarts: starts tried for each class; the likeliest result is kept. The first one splits clusters along their
-            leading directions, the others near directions drawn at random.
         min_samples: samples that a class must have for each component it starts with.
         pooling: for one component, average the covariance of each class with the pooled one, as if that came with this
             many times d samples more; zero leaves them apart.
         dtype: `"float32"` or `"float64"`; None follows the features. A class whose covariance is too close
             to singular for float32 is fitted in float64 anyway, and stored in `dtype`.
-        seed: of these draws; with one start nothing is drawn.
 
     Example:
         >>> y = torch.arange(600) % 3
@@ -93,24 +89,22 @@ class GaussianMixture(Density):
         ridge: float = 1e-6,
         tol: float = 1e-2,
         max_iter: int = 300,
-        restarts: int = 1,
         min_samples: int = 10,
         pooling: float = 0.0,
         dtype: Literal["float32", "float64"] | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         check_amounts(ridge=ridge, pooling=pooling)
         share = covariance == "pooled" or pooling > 0
         components = (1 if share else 5) if components is None else components
-        check_counts(components=components, max_iter=max_iter, restarts=restarts, min_samples=min_samples)
+        check_counts(components=components, max_iter=max_iter, min_samples=min_samples)
         check_covariance(covariance, get_args(Covariance), shrinkage)
         check_dtype(dtype)
         if share and components != 1:
             raise ValueError(f"classes share covariances of one Gaussian each: components must be 1, not {components}.")
         self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
-        self.ridge, self.tol, self.max_iter, self.restarts = ridge, tol, max_iter, restarts
-        self.min_samples, self.pooling, self.dtype, self.seed = min_samples, pooling, dtype, seed
+        self.ridge, self.tol, self.max_iter = ridge, tol, max_iter
+        self.min_samples, self.pooling, self.dtype = min_samples, pooling, dtype
         for name in BUFFERS:
             self.register_buffer(name, None)
         for name in ("packed", "shift", "spread", "wide"):
@@ -335,59 +329,3 @@ class GaussianMixture(Density):
     def extra_repr(self) -> str:
         """The arguments that shape the density."""
         return f"components={self.components}, covariance={self.covariance!r}, shrinkage={self.shrinkage!r}"
-
-
-class PooledGaussians(Stored):
-    r"""Gaussians with one mean per class and one covariance for all of them.
-
-    .. math:: \Sigma = \frac 1 n \sum_i (z_i - \mu_{y_i}) (z_i - \mu_{y_i})^\top
-
-    Args:
-        shrinkage: how the covariance is shrunk towards a multiple of the identity: `"ledoit-wolf"`, `"oas"` or None.
-        ridge: added to the diagonal of the covariance, as a share of its mean.
-
-    Example:
-        >>> z = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
-        >>> one = PooledGaussians(shrinkage=None, ridge=0.0).fit(z, torch.zeros(4, dtype=torch.long))
-        >>> squares = one(torch.tensor([[3.0, 0.5]]))    # two deviations from the mean in one, none in the other
-        >>> round(squares.item(), 6)
-        4.0
-    """
-
-    center: Tensor  # (d,)
-    factor: Tensor  # W with Σ⁻¹ = W Wᵀ, (d, d)
-    bias: Tensor  # (μ_c - center) W, (C, d)
-
-    def __init__(self, *, shrinkage: Shrinkage | None = "ledoit-wolf", ridge: float = 1e-6) -> None:
-        super().__init__()
-        if shrinkage not in (None, *get_args(Shrinkage)):
-            raise ValueError(f"shrinkage must be one of {get_args(Shrinkage)} or None, not {shrinkage!r}.")
-        check_amounts(ridge=ridge)
-        self.shrinkage, self.ridge = shrinkage, ridge
-        for name in ("center", "factor", "bias"):
-            self.register_buffer(name, None)
-
-    def fit(self, z: Tensor, y: Tensor) -> Self:
-        """Fit to activations z (n, d) and their classes y (n,), which need not be consecutive; all in float64."""
-        classes, y = y.unique(return_inverse=True)
-        return self.fit_moments(Moments.of(z, y, len(classes), "pooled"))
-
-    def fit_moments(self, moments: Moments) -> Self:
-        """Fit to sums over the rows of classes, of which those without rows are left out."""
-        classes = torch.arange(len(moments.count), device=moments.count.device)
-        options = EMOptions("pooled", self.shrinkage, self.ridge)
-        fit = fit_gaussians(replace(moments, dtype=torch.float64), classes, options)
-        self.center, self.factor = fit.center, fit.mixtures.factor[0]
-        self.bias = (fit.mixtures.mean[:, 0] - self.center) @ self.factor
-        return self
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Squared Mahalanobis distances of z (n, d) to every mean, in the order of the classes: (n, C)."""
-        if self.center is None:
-            raise RuntimeError("these PooledGaussians are not fitted: call fit(z, y) first.")
-        return distances((z - self.center)[None], self.factor[None], self.bias[None], "tied")[0]
-
-    def check(self) -> None:
-        """Raise a ValueError where the tensors cannot be those of a fit."""
-        if self.factor is not None:
-            check_factor(self.factor)

@@ -208,11 +208,9 @@ class Moments:
     __radd__ = __add__
 
     def summed(self, classes: int, all_sum: Callable[[Tensor], Tensor]) -> Moments:
-        """Moments of the rows of all processes, of which each calls this; `all_sum` is the sum of a tensor over them.
+        """Moments of the rows of all processes, of which each calls this, with the most classes that any of them knows.
 
-        Args:
-            classes: the most that any of them knows.
-            all_sum: gives the same bits to all.
+        `all_sum` is the sum of a tensor over them, the same bits for all.
         """
         mine = self._copy()._grow(classes)
         count = all_sum(mine.count.clone())

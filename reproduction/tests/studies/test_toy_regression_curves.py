@@ -1,4 +1,4 @@
-"""Plots of regression, read back from their artists and compared with the data and the metrics they show."""
+"""Curves over one input, read back from their artists and compared with the data they show."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hidden_uncertainty import metrics, plots
+from reproduction.studies.toy_regression import curves
 
 INF = float("inf")
 X = torch.linspace(-2, 2, 41)
 Y = X.sin()
-
-
-def normal(n: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def legend(ax: Axes) -> list[str]:
@@ -48,7 +44,7 @@ def band(ax: Axes) -> np.ndarray:
 def test_curves_band_data_and_gap_are_where_they_belong() -> None:
     order = torch.randperm(41, generator=torch.Generator().manual_seed(0))
     x, y = X[order][:, None], Y[order]
-    ax = plots.plot_regression(
+    ax = curves.plot_regression(
         x, y, y - 0.1, y + 0.2, data=(X[:5], X[:5]), truth=y + 0.05, gap=(-0.5, 0.5), band="± 2σ"
     )
     assert legend(ax) == ["gap in the data", "training data", "± 2σ", "truth", "prediction"]
@@ -67,19 +63,19 @@ def test_curves_band_data_and_gap_are_where_they_belong() -> None:
 
 def test_what_goes_far_from_the_data_is_cut_and_what_does_not_fills_the_picture() -> None:
     data = ([0.0, 1.0], [0.0, 1.0])
-    tame = plots.plot_regression(X, Y, Y - 0.1, Y + 0.1, data=data)
+    tame = curves.plot_regression(X, Y, Y - 0.1, Y + 0.1, data=data)
     assert tame.get_ylim()[0] == pytest.approx(-1.1, abs=0.15)
     assert tame.get_ylim()[1] == pytest.approx(1.1, abs=0.15)
-    wild = plots.plot_regression(X, 100 * X, 100 * X - 5, 100 * X + 5, data=data)
+    wild = curves.plot_regression(X, 100 * X, 100 * X - 5, 100 * X + 5, data=data)
     assert wild.get_ylim() == pytest.approx((-1.15, 2.15))
-    assert wild.get_ylim() == plots.plot_regression(X, 100 * X, X - INF, X + INF, data=data).get_ylim()
-    alone = plots.plot_regression(X, 0 * X, 0 * X, 0 * X)
+    assert wild.get_ylim() == curves.plot_regression(X, 100 * X, X - INF, X + INF, data=data).get_ylim()
+    alone = curves.plot_regression(X, 0 * X, 0 * X, 0 * X)
     assert alone.get_ylim()[0] < 0 < alone.get_ylim()[1]
 
 
 def test_an_endless_band_reaches_past_both_edges() -> None:
     low, high = torch.where(X > 0, -INF, Y - 0.1), torch.where(X > 0, INF, Y + 0.1)
-    ax = plots.plot_regression(X, Y, low, high)
+    ax = curves.plot_regression(X, Y, low, high)
     right = band(ax)[band(ax)[:, 0] > 0.05]
     assert np.isfinite(right).all()
     assert right[:, 1].min() < ax.get_ylim()[0]
@@ -87,56 +83,20 @@ def test_an_endless_band_reaches_past_both_edges() -> None:
 
 
 def test_uncertainty_along_an_input_runs_from_0_to_1() -> None:
-    ax = plots.plot_along(X.flip(0), {"density": X.flip(0) ** 2 - 7, "flat": 0 * X}, gap=(0.0, 0.5), label="surprise")
+    ax = curves.plot_along(X.flip(0), {"density": X.flip(0) ** 2 - 7, "flat": 0 * X}, gap=(0.0, 0.5), label="surprise")
     np.testing.assert_allclose(points(ax, "density"), torch.stack([X, X**2 / 4], 1), atol=1e-6)
     np.testing.assert_allclose(points(ax, "flat"), torch.stack([X, 0 * X], 1))
     assert legend(ax) == ["gap in the data", "density", "flat"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("x", "surprise")
-    endless = plots.plot_along([0.0, 1.0, 2.0, 3.0], {"a": [-INF, 1.0, 3.0, INF]})
+    endless = curves.plot_along([0.0, 1.0, 2.0, 3.0], {"a": [-INF, 1.0, 3.0, INF]})
     assert points(endless, "a")[:, 1].tolist() == [0, 0, 1, 1]
-
-
-def test_sparsification_lines_are_the_curves_and_the_legend_holds_their_areas() -> None:
-    error = normal(900)
-    groups = {"good": (error.abs() + normal(900, seed=1).abs(), error), "none": (normal(900, seed=2), error)}
-    ax = plots.plot_sparsification(groups)
-    named = {name: {"uncertainty": score, "error": error} for name, (score, _) in groups.items()}
-    for name, pair in named.items():
-        removed, rest = metrics.sparsification(**pair)
-        expected = np.stack([removed, rest / rest[0]], axis=1)[:892]  # until 1 % are left
-        np.testing.assert_allclose(points(ax, name), expected)
-        assert ax.get_ylim()[1] > expected[expected[:, 0] <= 0.95, 1].max()
-    removed, best = metrics.sparsification_oracle(error)
-    np.testing.assert_allclose(points(ax, "oracle"), np.stack([removed, best / best[0]], axis=1)[:892])
-    assert legend(ax) == [*(f"{name}: {metrics.ause(**pair):.3f}" for name, pair in named.items()), "oracle"]
-    found = ax.get_legend()
-    assert found is not None
-    assert found.get_title().get_text() == "AUSE (lower is better)"
-
-
-def test_methods_with_errors_of_their_own_have_oracles_of_their_own() -> None:
-    groups = {name: (normal(50, seed=i), normal(50, seed=i + 5) ** 3) for i, name in enumerate("ab")}
-    ax = plots.plot_sparsification(groups)
-    curves, oracles = ax.lines[:2], ax.lines[2:]
-    assert [line.get_color() for line in oracles] == [line.get_color() for line in curves]
-    for line, (_, error) in zip(oracles, groups.values(), strict=True):
-        _, best = metrics.sparsification_oracle(error)
-        np.testing.assert_allclose(np.asarray(line.get_ydata()), best / best[0])
-    assert [name.partition(":")[0] for name in legend(ax)] == ["a", "b", "oracle"]
-
-
-def test_long_curves_are_thinned() -> None:
-    error = normal(30_000)
-    ax = plots.plot_sparsification({"x": (error.abs(), error)})
-    assert all(500 < len(np.asarray(line.get_xdata())) <= 2000 for line in ax.lines)
 
 
 @pytest.mark.parametrize(
     "plot",
     [
-        lambda ax: plots.plot_regression(X, Y, Y, Y, ax=ax),
-        lambda ax: plots.plot_along(X, {"a": Y}, ax=ax),
-        lambda ax: plots.plot_sparsification({"a": (X, Y)}, ax=ax),
+        lambda ax: curves.plot_regression(X, Y, Y, Y, ax=ax),
+        lambda ax: curves.plot_along(X, {"a": Y}, ax=ax),
     ],
 )
 def test_draws_where_it_is_told_and_touches_nothing_global(plot: Any) -> None:
@@ -152,17 +112,14 @@ def test_draws_where_it_is_told_and_touches_nothing_global(plot: Any) -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="'low' must have one value per x, got 3 for 41"):
-        plots.plot_regression(X, Y, Y[:3], Y)
+        curves.plot_regression(X, Y, Y[:3], Y)
     with pytest.raises(ValueError, match="low must not be above high"):
-        plots.plot_regression(X, Y, Y + 0.1, Y)
+        curves.plot_regression(X, Y, Y + 0.1, Y)
     with pytest.raises(ValueError, match="every prediction is infinite"):
-        plots.plot_regression(X, Y + INF, Y, Y + INF)
+        curves.plot_regression(X, Y + INF, Y, Y + INF)
     with pytest.raises(ValueError, match="'prediction' holds 1 NaN among 2 values"):
-        plots.plot_regression([0.0, 1.0], [0.0, float("nan")], [0.0, 0.0], [0.0, 0.0])
+        curves.plot_regression([0.0, 1.0], [0.0, float("nan")], [0.0, 0.0], [0.0, 0.0])
     with pytest.raises(ValueError, match="'a' is infinite everywhere"):
-        plots.plot_along([0.0], {"a": [INF]})
-    for plot in (lambda groups: plots.plot_along(X, groups), plots.plot_sparsification):
-        with pytest.raises(ValueError, match="groups is empty"):
-            plot({})
-    with pytest.raises(ValueError, match="every error of 'a' is 0"):
-        plots.plot_sparsification({"a": ([0.0, 1.0], [0.0, 0.0])})
+        curves.plot_along([0.0], {"a": [INF]})
+    with pytest.raises(ValueError, match="groups is empty"):
+        curves.plot_along(X, {})

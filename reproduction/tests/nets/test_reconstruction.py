@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capture_nets import data_parallel
-from hidden_uncertainty.regularise import DenseDecoder, Reconstruction, ResidualDecoder
+from reproduction.nets.reconstruction import DenseDecoder, Reconstruction, ResidualDecoder
 
 
 def images(n: int = 5, *, seed: int = 0) -> Tensor:

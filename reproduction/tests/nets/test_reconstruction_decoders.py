@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hidden_uncertainty.regularise import DenseDecoder, ResidualDecoder
+from reproduction.nets.reconstruction import DenseDecoder, ResidualDecoder
 
 
 def build(kind: str, seed: int = 0) -> tuple[nn.Module, tuple[int, ...], tuple[int, ...]]:

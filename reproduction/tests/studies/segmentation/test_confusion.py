@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
-from hidden_uncertainty.metrics import Confusion
+from reproduction.studies.segmentation.stream import Confusion
 
 pixels = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 3, 4, 255])), min_size=1, max_size=50)
 

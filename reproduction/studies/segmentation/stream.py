@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
-from .detection import Values, by_name, positives_to_catch
+from hidden_uncertainty.metrics.detection import Values, by_name, positives_to_catch
 
 _CHUNK = 1 << 20  # pixels counted at once: an update then needs about 40 MB besides its input
 _SIZE = (1 << 63) - 1  # all bits of a float64 but its sign

@@ -18,7 +18,8 @@ from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
 from hidden_uncertainty import metrics
-from hidden_uncertainty.metrics import Bounded, PixelDetection, Values
+from hidden_uncertainty.metrics import Values
+from reproduction.studies.segmentation.stream import Bounded, Confusion, PixelDetection
 
 INF = float("inf")
 TPRS = (0.05, 0.5, 0.95, 1.0)
@@ -270,7 +271,7 @@ WORKER = """
 import json, sys, torch
 from pathlib import Path
 from torch import distributed
-from hidden_uncertainty.metrics import PixelDetection
+from reproduction.studies.segmentation.stream import PixelDetection
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 store = distributed.FileStore(str(folder / "store"), 2)
@@ -322,3 +323,11 @@ def test_lists_of_numbers_keep_their_digits() -> None:
     meter.update([*negative, *positive], [False] * 3 + [True] * 2)
     assert meter.auroc.low <= exact_auroc(negative, positive) <= meter.auroc.high
     assert meter.auroc.low < meter.auroc.high  # in one bin as float32, but no ties
+
+
+def test_arguments_that_could_be_swapped_have_names() -> None:
+    mask = [True, False]
+    with pytest.raises(TypeError, match=r"update\(prediction=\.\.\., label=\.\.\.\)\. scikit-learn"):
+        Confusion(2).update([0], [1])
+    with pytest.raises(TypeError, match=r"update\(scores, positive, valid=\.\.\.\)\.$"):
+        PixelDetection(10).update([1.0, 2.0], mask, mask)

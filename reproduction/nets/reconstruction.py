@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..model import capture
-from ..model.batches import dtype_of, unpack
-from ..model.outputs import Key
-from ..model.outputs import select as select_tensor
-from ..precision import gradients
+from hidden_uncertainty.model import capture
+from hidden_uncertainty.model.batches import dtype_of, unpack
+from hidden_uncertainty.model.outputs import Key
+from hidden_uncertainty.model.outputs import select as select_tensor
+from hidden_uncertainty.precision import gradients
 
 _empty = nn.utils.skip_init  # torch would draw the weights from the global generator
 _norm = partial(nn.BatchNorm2d, device="cpu")
