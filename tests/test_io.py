@@ -61,6 +61,24 @@ def test_round_trip(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> N
     assert_same(tensors, {"x": tensor})
 
 
+def test_what_a_killed_save_left_is_removed(path: Path) -> None:
+    def left(name: str, age: float) -> Path:
+        file = path.with_name(name)
+        file.touch()
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
+        return file
+
+    stale = left(f".{path.name}.0123456789abcdef.tmp", 3600)
+    kept = [
+        left(f".{path.name}.123456789abcdef0.tmp", 5),  # another process may be writing it
+        left(".other.safetensors.0123456789abcdef.tmp", 3600),
+        left(f".{path.name}.mine.tmp", 3600),
+    ]
+    io.write(path, HEADER, TENSORS)
+    assert not stale.exists()
+    assert {*path.parent.iterdir()} == {path, *kept}
+
+
 def test_numbers_that_are_not_finite_survive_in_tensors(path: Path) -> None:
     tensor = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
     io.write(path, {}, {"x": tensor})

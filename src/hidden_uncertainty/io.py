@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ FORMAT = "hidden-uncertainty"
 FORMAT_VERSION = 2
 METADATA = "__metadata__"  # how safetensors names what is not a tensor
 MAX_PREAMBLE = 100_000_000  # bytes; safetensors reads no longer ones
+STALE = 600  # seconds after which an unfinished file is that of a process that was killed
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -77,7 +79,8 @@ def name_of(kinds: Mapping[str, Any], kind: Any) -> str:
 def write(path: str | os.PathLike[str], header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a header and tensors to a file, which is replaced in one step: a failure leaves the old one as it was.
 
-    The same content gives the same bytes. A file that is replaced keeps its permissions.
+    The same content gives the same bytes. A file that is replaced keeps its permissions. What a killed process left
+    behind is removed by the next call.
     """
     content = _serialise(_to_json(header), tensors)
     with replacing(path) as file:
@@ -100,6 +103,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
+            _remove_stale(target, os.fstat(file.fileno()).st_mtime)
             if target.exists():
                 os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
             yield file
@@ -169,6 +173,17 @@ def _from_json(text: str | bytes) -> Any:
 def _refuse_special(path: Any) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         raise ValueError(f"'{path}' is a device, a pipe or a socket: give the name of a plain file")
+
+
+def _remove_stale(target: Path, now: float) -> None:
+    """Remove what saves of the same file left that were killed; one that still writes has touched its file lately."""
+    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
+    for name in filter(ours.fullmatch, os.listdir(target.parent)):
+        try:
+            if (target.parent / name).stat().st_mtime < now - STALE:
+                (target.parent / name).unlink()
+        except OSError:  # another save was faster, or it is not ours to remove
+            continue
 
 
 def _serialise(header: str, tensors: Mapping[str, Tensor]) -> bytes:
