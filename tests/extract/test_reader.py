@@ -68,6 +68,7 @@ class Classifier(Transformer):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             self.rnn, self.head = nn.LSTM(6, 6, batch_first=True), nn.Linear(6, 3)
+            self.head.weight.data *= 9  # else no output differs by more than rounding
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         real, rows = attention_mask != 0, torch.arange(len(input_ids))
@@ -76,7 +77,7 @@ class Classifier(Transformer):
             x = self.embed(input_ids)
             x = torch.stack([part.roll(-int(start), 0) for part, start in zip(x, real.int().argmax(1), strict=True)])
             packed = pack_padded_sequence(x, real.sum(1), batch_first=True, enforce_sorted=False)
-            return 9 * self.head(self.rnn(packed)[1][0][-1])
+            return self.head(self.rnn(packed)[1][0][-1])
         places = (real.long().cumsum(1) - 1).clamp(min=0)
         hidden = self.encoder(self.embed(input_ids) + self.places(places), src_key_padding_mask=~real)
         if self.reads == "mean":

@@ -63,6 +63,12 @@ def test_scores_that_are_all_the_same() -> None:
     assert tail(torch.tensor([2.0, 3.0, 4.0, math.inf])).tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
+def test_beyond_a_highest_score_that_many_share_inputs_are_still_ranked() -> None:
+    tail = Tail.fit(torch.arange(100.0).clamp(max=80), 1.0)  # a fifth has the highest one
+    found = tail(torch.tensor([40.0, 80.0, 80.0 + 1e-5, 100.0, 500.0]))
+    assert (found.diff() > 0).all() and found[2] - found[1] < 1e-5
+
+
 def test_the_unit_of_scores_does_not_matter() -> None:
     known, new = drawn(), drawn(50, seed=1)
     expected = Tail.fit(known, 1.0)(new)

@@ -70,8 +70,10 @@ class Tail(NamedTuple):
         knots = torch.lerp(scores[low], scores[high], place - low)
         # Where scores repeat, the lowest height: ties count against an alarm.
         apart = torch.cat([knots.new_ones(1, dtype=torch.bool), knots[1:] > knots[:-1]])
-        excess = scores[scores > knots[-1]] - knots[-1]
-        slope = min(1 / float(excess.mean()), STEEPEST) if len(excess) else 0.0
+        excess, width = scores[scores > knots[-1]] - knots[-1], float(knots[-1] - knots[0])
+        if not len(excess):  # where more than 5 % share the highest score, as steep as all pieces together
+            excess = knots.new_tensor([width / LOWEST])
+        slope = min(1 / float(excess.mean()), STEEPEST) if width else 0.0
         return cls(tuple(knots[apart].tolist()), tuple(heights[apart].tolist()), slope, weight)
 
     def __call__(self, scores: Tensor) -> Tensor:
