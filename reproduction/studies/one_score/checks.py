@@ -8,7 +8,7 @@ from typing import Any
 from ...markdown import spread, table
 from .measure import ranges
 from .methods import DEFAULT, PAPERS, SOFTMAX
-from .near import mean_curves
+from .near import IMAGES, mean_curves
 from .probabilities import MEASURES, PLAIN, SCALED, within
 from .rows import NEAR
 
@@ -110,7 +110,8 @@ def near(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
         head += [f"{title}, default", "paper's mixture at its best layer", "softmax"]
     text = "Rank correlation: between the mean score and accuracy, over the steps; -1 is best. rAULC: of all steps "
     text += "together, whether right predictions have the lower scores; 1 is best. The paper's best layer is chosen in "
-    text += "hindsight, for each number. Rotations are in degrees, noise in deviations for pixels from 0 to 255."
+    text += "hindsight, for each number. Rotations are in degrees, noise in deviations for pixels from 0 to 255. "
+    text += f"At most {IMAGES:,} known images were changed."
     return "\n\n".join([table(head, lines), text, *curves])
 
 

@@ -13,12 +13,13 @@ from scipy import stats
 from torch import Tensor, nn
 
 from hidden_uncertainty import Reduce
+from hidden_uncertainty.extract import OUTPUTS
 from hidden_uncertainty.metrics import auroc
 
 from ..layer_depth.data import Shift
 from . import probabilities, variants
 from .methods import DEFAULT, SOFTMAX, fit
-from .near import CHANGES, follow
+from .near import CHANGES, IMAGES, follow
 
 ASKED = (0.01, 0.05)  # false alarms
 COVERED = 0.95  # of the range in which their share lies
@@ -60,18 +61,20 @@ def measure(case: Case, seed: int, *, choosing: bool) -> dict[str, Any]:
     (unseen, unseen_labels), (known, labels) = halves(*case.test, seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # of classes that are rare or did not converge: kept in the result
-        fitted = fit(case.network, case.train, (unseen, unseen_labels), case.measured, case.batch)
+        fitted, features = fit(case.network, case.train, (unseen, unseen_labels), case.measured, case.batch)
+        read_unseen, read_known = fitted.read(unseen), fitted.read(known)
         if choosing:
-            vary = variants.fit(fitted, case.network, case.train, (unseen, unseen_labels), case.batch)
-    inside, u = fitted.score(known)
-    varied = vary(known, inside, u) if choosing else {}
+            vary = variants.fit(fitted, features, read_unseen)
+    inside, u = fitted.score(known, read_known)
+    varied = vary(read_known, inside, u) if choosing else {}
     areas: dict[str, dict[str, float]] = {}
     others: dict[str, dict[str, float]] = {}
     for ood, x in case.unknown(known, labels).items():
-        outside, of_unknown = fitted.score(x)
+        read = fitted.read(x)
+        outside, of_unknown = fitted.score(x, read)
         areas[ood] = {name: _auroc(inside[name], outside[name]) for name in inside}
         if choosing:
-            away = vary(x, outside, of_unknown)
+            away = vary(read, outside, of_unknown)
             others[ood] = {name: _auroc(varied[name], away[name]) for name in varied}
     right = u.prediction == labels.cpu()
     mistakes = {}
@@ -83,7 +86,8 @@ def measure(case: Case, seed: int, *, choosing: bool) -> dict[str, Any]:
     for asked in ASKED:
         threshold = fitted.default.threshold(false_alarm=asked)
         alarms[str(asked)] = round(float((inside[DEFAULT].double() > threshold).double().mean()), 5)
-    temperature = probabilities.scaled(fitted.logits(unseen), unseen_labels.cpu())
+    logits, unseen_logits = (read.z[OUTPUTS].cpu() for read in (read_known, read_unseen))
+    temperature = probabilities.scaled(unseen_logits, unseen_labels.cpu())
     assert u.probabilities is not None
     head = fitted.default.head
     assert head is not None and head.calibration is not None
@@ -93,10 +97,8 @@ def measure(case: Case, seed: int, *, choosing: bool) -> dict[str, Any]:
         "auroc": areas,
         "variants": others,
         "mistakes": mistakes,
-        "probabilities": probabilities.judge(
-            u.probabilities.cpu(), fitted.logits(known), labels.cpu(), temperature, seed
-        ),
-        "near": follow(fitted.near, known, labels, case.changes),
+        "probabilities": probabilities.judge(u.probabilities.cpu(), logits, labels.cpu(), temperature, seed),
+        "near": follow(fitted.near, known[:IMAGES], labels[:IMAGES], case.changes),
         "false alarms": alarms,
         "known": len(known),
         "calibrated on": len(head.calibration.scores),

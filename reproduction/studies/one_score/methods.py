@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn import functional
 
-from hidden_uncertainty import Features, GaussianMixture, LatentDensity, Reduce, Uncertainty, suggest
+from hidden_uncertainty import Detector, Features, GaussianMixture, LatentDensity, Reduce, Uncertainty, suggest
 from hidden_uncertainty.baselines import (
     GEN,
     Energy,
@@ -18,19 +19,20 @@ from hidden_uncertainty.baselines import (
     SoftmaxEntropy,
     one_gaussian_per_class,
 )
+from hidden_uncertainty.extract import OUTPUTS
 from hidden_uncertainty.model.choice import Choice
 
 from .peers import ViM, fdbd, head_of
 
 Scores = dict[str, Tensor]  # by method, (n,)
 SOFTMAX, DEFAULT, PAPERS = "softmax", "default", "paper's mixture"
-OUTPUTS: dict[str, type] = {
+OF_OUTPUTS: dict[str, type[Detector]] = {
     SOFTMAX: MaxProbability,
     "softmax entropy": SoftmaxEntropy,
     "energy": Energy,
     "GEN": GEN,
 }
-FEATURES: dict[str, Callable[..., Any]] = {
+OF_FEATURES: dict[str, Callable[..., Detector]] = {
     "Mahalanobis": Mahalanobis,
     "relative Mahalanobis": RelativeMahalanobis,
     "nearest neighbours": NearestNeighbours,
@@ -45,15 +47,21 @@ class Fitted(NamedTuple):
 
     default: LatentDensity
     choices: Sequence[Choice]
-    score: Callable[[Tensor], tuple[Scores, Uncertainty]]
+    single: Mapping[str, Detector]  # methods that read the outputs, or the last of these layers
+    read: Callable[[Tensor], Features]  # what each of the default's layers gives, in both `forms`, and the logits
+    score: Callable[[Tensor, Features], tuple[Scores, Uncertainty]]
     near: Callable[[Tensor], tuple[Scores, Tensor]]  # of the default, softmax and the paper's setting; predictions
-    logits: Callable[[Tensor], Tensor]
+
+
+def forms(layer: str) -> tuple[str, str]:
+    """The names of what a layer gives, as it is and at unit length."""
+    return layer, f"{layer} at unit length"
 
 
 def fit(
     network: nn.Module, train: Tensor, unseen: tuple[Tensor, Tensor], measured: Mapping[str, Reduce], batch: int
-) -> Fitted:
-    """Fit the default and all single methods.
+) -> tuple[Fitted, Features]:
+    """Fit the default and all single methods; what the default's layers give for training data comes with them.
 
     Args:
         network: trained, in evaluation mode.
@@ -64,30 +72,32 @@ def fit(
     """
     loader = train.split(batch)
     choices = suggest(network, loader)
-    last = choices[-1]
+    last = choices[-1].layer
     default = LatentDensity(network, progress=False)
     default.fit(loader, calibration=list(zip(*(part.split(batch) for part in unseen), strict=True)))
     options: dict[str, Any] = {"task": "classification", "progress": False}
-    outputs = {name: kind(nn.Identity(), **options) for name, kind in OUTPUTS.items()}  # these are given logits
-
-    def reading(*, normalise: bool) -> dict[str, Reduce]:
-        return {last.layer: Reduce(last.how, None, pool=last.pool, read=last.read, normalise=normalise)}
-
-    plain = LatentDensity(network, reading(normalise=False), **options)
-    features = plain.extract(loader)
-    single = {name: kind(network, reading(normalise=False), **options) for name, kind in FEATURES.items()}
-    for detector in single.values():
-        detector.fit_features(features)
-    unit = Mahalanobis(network, reading(normalise=True), **options).fit(loader)
+    plain = {choice.layer: Reduce(choice.how, None, pool=choice.pool, read=choice.read) for choice in choices}
+    reader = LatentDensity(network, plain, **options)
     paper = LatentDensity(network, dict(measured), GaussianMixture(**PAPER), **options).fit(loader)
-    head = head_of(network.get_submodule(last.layer))
+    head = head_of(network.get_submodule(last))
 
-    def read(some: Features) -> tuple[Tensor, Tensor]:
-        z = some.z[last.layer].to(head[0])
-        return z, z @ head[0].T + head[1]
+    def read(x: Tensor) -> Features:
+        given = reader.extract(x.split(batch))
+        arrays: dict[str, Tensor] = {}
+        for layer, z in given.z.items():
+            arrays |= dict(zip(forms(layer), (z, functional.normalize(z)), strict=True))
+        logits = given.z[last].to(head[0]) @ head[0].T + head[1]
+        return Features.from_arrays(arrays | {OUTPUTS: logits}, given.prediction)
 
-    z, logits = read(features)
-    vim, mean = ViM.fit(z, logits, head), z.mean(0)
+    features = read(train)
+    as_is, unit = forms(last)
+    single: dict[str, Detector] = {name: kind(None, **options) for name, kind in OF_OUTPUTS.items()}
+    single |= {name: kind(None, as_is, **options) for name, kind in OF_FEATURES.items()}
+    single["Mahalanobis, unit length"] = Mahalanobis(None, unit, **options)
+    for name, detector in single.items():
+        if name not in OF_OUTPUTS:
+            detector.fit_features(features)
+    vim, mean = ViM.fit(features.z[as_is].to(head[0]), features.z[OUTPUTS], head), features.z[as_is].double().mean(0)
 
     def of_paper(loader: Sequence[Tensor]) -> Scores:
         each = paper.predict(loader).layers
@@ -98,19 +108,17 @@ def fit(
 
     def near(x: Tensor) -> tuple[Scores, Tensor]:
         loader = x.split(batch)
-        u = default.predict(loader)
-        softmax = outputs[SOFTMAX].predict(read(plain.extract(loader))[1].split(batch)).epistemic
-        return {DEFAULT: u.epistemic.cpu(), SOFTMAX: softmax.cpu(), **of_paper(loader)}, u.prediction
+        some = default.extract(loader)
+        u = default.predict_features(some)
+        scores = {DEFAULT: u.epistemic, SOFTMAX: single[SOFTMAX].predict_features(some).epistemic}
+        return {name: values.cpu() for name, values in scores.items()} | of_paper(loader), u.prediction
 
-    def score(x: Tensor) -> tuple[Scores, Uncertainty]:
+    def score(x: Tensor, some: Features) -> tuple[Scores, Uncertainty]:
         loader = x.split(batch)
         u = default.predict(loader)
         scores = {DEFAULT: u.epistemic}
-        some = plain.extract(loader)
-        z, logits = read(some)
-        scores |= {name: detector.predict(logits.split(batch)).epistemic for name, detector in outputs.items()}
         scores |= {name: detector.predict_features(some).epistemic for name, detector in single.items()}
-        scores["Mahalanobis, unit length"] = unit.predict(loader).epistemic
+        z, logits = some.z[as_is].to(head[0]), some.z[OUTPUTS]
         scores["ViM"] = vim(z, logits)
         scores["fDBD"] = fdbd(z, logits, head, mean)
         names = [
@@ -121,4 +129,4 @@ def fit(
             scores[name] = u.layers[choice.layer].epistemic
         return {name: values.cpu() for name, values in scores.items()} | of_paper(loader), u
 
-    return Fitted(default, choices, score, near, lambda x: read(plain.extract(x.split(batch)))[1].cpu())
+    return Fitted(default, choices, single, read, score, near), features

@@ -13,6 +13,7 @@ from hidden_uncertainty.metrics import auroc, rank_correlation, raulc
 
 from ..layer_depth.data import SHIFTS, Shift
 
+IMAGES = 2000  # that are changed: every step is a pass of all methods
 CHANGES: tuple[Shift, ...] = tuple(SHIFTS.values())  # the paper's: rotations, and noise
 Read = Callable[[Tensor], tuple[Mapping[str, Tensor], Tensor]]  # from inputs: scores by method, and predictions
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce, Uncertainty
+from hidden_uncertainty import Features, GaussianMixture, LatentDensity, Uncertainty
+from hidden_uncertainty.extract import OUTPUTS
 from hidden_uncertainty.latent import POOLING
 from hidden_uncertainty.model.choice import Choice
 from hidden_uncertainty.scoring.combination import Tail
 
-from .methods import Fitted, Scores
+from .methods import Fitted, Scores, forms
 
-OUTPUTS = "outputs"
 Tails = Mapping[str, Tail]
 Terms = dict[str, Tensor]  # by layer, (n,)
-Score = Callable[[Tensor, Scores, Uncertainty], Scores]
+Score = Callable[[Features, Scores, Uncertainty], Scores]
 
 
 def combined(tails: Tails, terms: Terms, *, power: float = 1.0, far: bool = True) -> Tensor:
@@ -36,28 +36,22 @@ def combined(tails: Tails, terms: Terms, *, power: float = 1.0, far: bool = True
     return torch.stack(each).sum(0)
 
 
-def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor, Tensor], batch: int) -> Score:
+def fit(fitted: Fitted, features: Features, unseen: Features) -> Score:
     """Fit what variants need; the result scores inputs from what the default and single methods say of them.
 
     Args:
         fitted: the default and single methods.
-        network: that they were fitted to.
-        train: what it was trained on.
-        unseen: inputs that it was not trained on, with labels.
-        batch: inputs per batch.
+        features: of training data, as `Fitted.read` gives them.
+        unseen: of inputs that the network was not trained on, alike.
     """
     tails = _learnt(fitted.default)
     *before, last = (choice.layer for choice in fitted.choices)
-    calibration = list(zip(*(part.split(batch) for part in unseen), strict=True))
 
     def refit(density: GaussianMixture, unit: Callable[[Choice], bool]) -> LatentDensity:
         """The layers again, with another density, some at unit length."""
-        layers = {
-            choice.layer: Reduce(choice.how, 512, pool=choice.pool, read=choice.read, normalise=unit(choice))
-            for choice in fitted.choices
-        }
-        other = LatentDensity(network, layers, density, combine="fisher", task="classification", progress=False)
-        return other.fit(train.split(batch), calibration=calibration)
+        names = [forms(choice.layer)[unit(choice)] for choice in fitted.choices]
+        other = LatentDensity(None, names, density, combine="fisher", task="classification", progress=False)
+        return other.fit_features(features, calibration=unseen)
 
     def usual(choice: Choice) -> bool:
         return choice.layer == last or choice.how != "flatten"
@@ -70,18 +64,20 @@ def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor,
         "layers before the head as they are": refit(pooled, lambda choice: choice.layer == last),
         "all layers at unit length": refit(pooled, lambda choice: True),
     }
-    scores, _ = fitted.score(unseen[0])
     replaced = {  # a single method in the place of a term, with its weight
         "softmax entropy instead of GEN": (OUTPUTS, "softmax entropy"),
         "energy instead of GEN": (OUTPUTS, "energy"),
         "neighbours instead of the head's density": (last, "nearest neighbours"),
     }
-    new = {name: Tail.fit(scores[method], tails[place].weight) for name, (place, method) in replaced.items()}
+    new = {
+        name: Tail.fit(fitted.single[method].predict_features(unseen).epistemic.cpu(), tails[place].weight)
+        for name, (place, method) in replaced.items()
+    }
 
     def without(*names: str) -> dict[str, Tail]:
         return {name: tail for name, tail in tails.items() if name not in names}
 
-    def score(x: Tensor, single: Scores, u: Uncertainty) -> Scores:
+    def score(some: Features, single: Scores, u: Uncertainty) -> Scores:
         terms = {name: layer.epistemic.cpu() for name, layer in u.layers.items()}
         found = {
             "equal weights": combined(tails, terms, power=0),
@@ -97,7 +93,7 @@ def fit(fitted: Fitted, network: nn.Module, train: Tensor, unseen: tuple[Tensor,
         for name, (place, method) in replaced.items():
             found[name] = combined({**tails, place: new[name]}, {**terms, place: single[method]})
         for name, other in others.items():
-            own = {layer: part.epistemic.cpu() for layer, part in other.predict(x.split(batch)).layers.items()}
+            own = {layer: part.epistemic.cpu() for layer, part in other.predict_features(some).layers.items()}
             found[name] = combined({**_learnt(other), OUTPUTS: tails[OUTPUTS]}, {**own, OUTPUTS: terms[OUTPUTS]})
         return found
 

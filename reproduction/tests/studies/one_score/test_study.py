@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from hidden_uncertainty import GaussianMixture, Reduce
+from hidden_uncertainty import GaussianMixture, LatentDensity, Reduce
+from hidden_uncertainty.latent import POOLING
 from reproduction.__main__ import app
 from reproduction.nets import public
 from reproduction.render import render
@@ -223,7 +224,14 @@ def test_the_rough_version_of_each_family(
     found = study.run(families=[family], quick=True, folder=tmp_path / "work")
     areas = {(row["ood"], row["method"]): row for row in found.rows if row["metric"] == "auroc"}
     assert {ood for ood, _ in areas} == CASES[family] and all(0 <= row["mean"] <= 1 for row in areas.values())
-    single = {*methods.OUTPUTS, *methods.FEATURES, "Mahalanobis, unit length", "ViM", "fDBD", "default's head layer"}
+    single = {
+        *methods.OF_OUTPUTS,
+        *methods.OF_FEATURES,
+        "Mahalanobis, unit length",
+        "ViM",
+        "fDBD",
+        "default's head layer",
+    }
     assert {"default", *single} < {method for _, method in areas}
     assert {row["split"] for row in found.rows} == {families.FAMILIES[family].split}
     (own,) = found.settings["networks"][family]
@@ -330,12 +338,19 @@ def test_variants_start_from_the_default_itself(hasty: None) -> None:
     with torch.no_grad():
         labels = network(x).argmax(1)
     train, unseen, test = x[:800], (x[800:1300], labels[800:1300]), 2 * x[1300:]
-    fitted = methods.fit(network, train, unseen, {"2": Reduce()}, 500)
-    scores, u = fitted.score(test)
+    fitted, features = methods.fit(network, train, unseen, {"2": Reduce()}, 500)
+    read = fitted.read(test)
+    with torch.no_grad():
+        torch.testing.assert_close(read.z["outputs"].float(), network(test))
+    last = fitted.choices[-1].layer
+    head = LatentDensity(None, methods.forms(last)[1], GaussianMixture(pooling=POOLING), progress=False)
+    again = head.fit_features(features).predict_features(read)
+    scores, u = fitted.score(test, read)
+    torch.testing.assert_close(again.epistemic, u.layers[last].epistemic, rtol=1e-4, atol=1e-3)
     assert fitted.default.head is not None
     tails, terms = fitted.default.head.combination.learnt, {name: part.epistemic for name, part in u.layers.items()}
     torch.testing.assert_close(variants.combined(tails, terms).float(), u.epistemic)
-    found = variants.fit(fitted, network, train, unseen, 500)(test, scores, u)
+    found = variants.fit(fitted, features, fitted.read(unseen[0]))(read, scores, u)
     parts = torch.stack([part.part for part in u.layers.values()])  # type: ignore[misc]
     torch.testing.assert_close(found["highest term instead of the sum"].float(), parts.amax(0))
     torch.testing.assert_close(found["without the outputs"].float(), parts[:-1].sum(0))
