@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo play test lint docs site release bench bench-gpu bench-growth audit clean
+.PHONY: demo play browser test lint docs site release bench bench-gpu bench-growth audit clean
 
 demo: .venv/ready
 	$(BIN)/hidden-uncertainty demo
@@ -10,6 +10,11 @@ demo: .venv/ready
 # A page in which one draws digits, at http://localhost:8000; npm fetches its runtime.
 play: .venv/ready
 	$(BIN)/python examples/play/build.py --serve
+
+# What tests of pages need, without which they are skipped: Chromium, from Debian's packages, and the page that draws.
+browser: .venv/ready
+	(command -v chromium && command -v chromedriver) || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver)
+	OMP_WAIT_POLICY=passive $(BIN)/python examples/play/build.py
 
 # A process per core, whose threads would spin while they wait for each other: a fifth of the CPU time of density tests.
 test: .venv/ready
