@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fixtures.networks import network, scores
-from hidden_uncertainty import LatentDensity
+from hidden_uncertainty import Detector
 
 EXPECTED = ".expected.safetensors"
 FILES = sorted(Path(__file__).parent.glob(f"fixtures/*/*{EXPECTED}"))
@@ -29,7 +29,7 @@ def test_scores_as_it_did(file):
     weights = [name for name in expected if name.startswith("weights.")]
     model.load_state_dict({name.removeprefix("weights."): expected.pop(name) for name in weights})
 
-    detector = LatentDensity.load(file.with_name(f"{case}.safetensors"), model)
+    detector = Detector.load(file.with_name(f"{case}.safetensors"), model)
 
     with safe_open(file, "pt") as opened:
         assert str(detector.calibrated) == opened.metadata()["calibrated"]
