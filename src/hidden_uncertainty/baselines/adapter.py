@@ -21,6 +21,7 @@ from .base import AsRead, LayerDetector, LayerOptions, RowMethod, ScoringReader,
 
 T = TypeVar("T")
 OWN = "the detector's own"  # unit
+WHO = "detectors take"  # in the error of `single_input`
 
 
 class PytorchOOD(Detector):
@@ -82,9 +83,8 @@ class AdaptedReader(ScoringReader):
         prediction = task.predict(output)
         wrong = task.unusable(output, prediction)
         predict = getattr(self.detector, "predict", self.detector)
-        scores = _lent(self.model, lambda: _checked(predict(_input(batch)), len(batch), self.detector))
-        at_least_single = torch.promote_types(scores.dtype, torch.float32)
-        scores = scores.to(prediction.value.device, at_least_single)
+        scores = _lent(self.model, lambda: _checked(predict(single_input(batch, WHO)), len(batch), self.detector))
+        scores = scores.to(prediction.value.device, torch.promote_types(scores.dtype, torch.float32))
         return prediction, LayerScores(epistemic=scores if wrong is None else scores.masked_fill(wrong, math.nan))
 
 
@@ -162,7 +162,7 @@ class _Pairs:
             if batch.label is None:
                 raise ValueError("the detector is fitted to inputs with labels, but the loader gives none: (x, y).")
             some = fitted_to(batch, self.holdout)
-            yield _input(batch)[some], batch.label[some]
+            yield single_input(batch, WHO)[some], batch.label[some]
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -185,10 +185,6 @@ def _lent(model: nn.Module, work: Callable[[], T]) -> T:
         return work()
 
     return lend(model, {}, lambda inner: put_back_after(alone, put_back), exclusive=True)
-
-
-def _input(batch: Batch) -> Tensor:
-    return single_input(batch, "detectors take")
 
 
 def _checked(scores: Any, count: int, detector: Any) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
 import torch
@@ -51,14 +50,7 @@ class MCDropout(VotingDetector):
         (torch.Size([8]), True)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 10,
-        *,
-        seed: int = 0,
-        **options: Unpack[OutputOptions],
-    ) -> None:
+    def __init__(self, model: nn.Module, samples: int = 10, *, seed: int = 0, **options: Unpack[OutputOptions]) -> None:
         check_options(self, options, OutputOptions)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
@@ -84,8 +76,7 @@ class DropoutReader(VotingReader):
         def work(inner: nn.Module) -> tuple[Prediction, LayerScores]:
             samples: list[Prediction] = []
             for _ in range(self.samples):
-                # Copies: a model that starts with dropout in place must not change the user's inputs.
-                inputs = replace(batch, label=None).map(Tensor.clone)
+                inputs = batch.clone()  # a model that starts with dropout in place must not change the user's
                 output = inner(*inputs.args, **inputs.kwargs)
                 if not masks.used:
                     names = ", ".join(map(repr, dropout_layers(self.model)))
@@ -94,9 +85,8 @@ class DropoutReader(VotingReader):
                         "same. Choose a model whose forward calls them."
                     )
                 task = self.known_task(output, batch)
-                value, classes, variance, _ = self.sample(output, task)
-                samples.append(Prediction(value[None], classes, None if variance is None else variance[None]))
-            return self.vote(task, samples, output)
+                samples.append(self.sample(output, task))
+            return self.vote(task, samples)
 
         return masks.around(work)
 
@@ -146,12 +136,12 @@ class Masks:
         return callback
 
 
-def dropout_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that drop activations in training mode, by name."""
-    shares = {name: (module, _share(module)) for name, module in named(model)}
-    layers = {name: module for name, (module, share) in shares.items() if share}
+def dropout_layers(model: nn.Module) -> list[str]:
+    """The names of the modules that drop activations in training mode."""
+    shares = {name: _share(module) for name, module in named(model)}
+    layers = [name for name, share in shares.items() if share]
     if not layers:
-        idle = [name for name, (_, share) in shares.items() if share == 0]
+        idle = [name for name, share in shares.items() if share == 0]
         what = f"dropout layers with p=0 only ({', '.join(map(repr, idle))})" if idle else "no dropout layer"
         raise ValueError(
             f"the model has {what}, so that all samples would be the same; calls of torch.nn.functional.dropout cannot "
@@ -203,7 +193,7 @@ def _twin(module: nn.Module) -> nn.Module:
 def _seeded(seed: int, model: nn.Module, work: Callable[[], T]) -> T:
     """Seed the process's generators, on the CPU and where the model is; afterwards they go on where they were."""
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"}
-    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+    states = {device: torch.get_device_module(device).get_rng_state(device) for device in devices}
     state = torch.default_generator.get_state()
 
     def seeded() -> T:
@@ -215,8 +205,8 @@ def _seeded(seed: int, model: nn.Module, work: Callable[[], T]) -> T:
 
     def put_back() -> None:
         torch.default_generator.set_state(state)
-        for device, other in states:
-            torch.get_device_module(device).set_rng_state(other, device)
+        for device in devices:
+            torch.get_device_module(device).set_rng_state(states[device], device)
 
     return put_back_after(seeded, put_back)
 
@@ -264,7 +254,7 @@ def _dropped(module: Any, args: Any, output: Any) -> Tensor:
     return module.inserted_dropout(output)
 
 
-def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
+def _chosen(model: nn.Module, after: Any) -> Sequence[nn.Module]:
     if isinstance(after, type):
         modules = [module for module in model.modules() if isinstance(module, after)]
         if not modules:
@@ -275,13 +265,9 @@ def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
             raise ValueError(
                 f"after must be 'linear', a type or a list of names, not {after!r}; for one name: [{after!r}]."
             )
-        # Attention uses the weights of its own linear layers without calling them.
-        inside = {
-            part for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.modules()
-        }
-        linear: list[nn.Module] = [
-            module for module in model.modules() if isinstance(module, nn.Linear) and module not in inside
-        ]
+        # Attention uses the weights of its own linear layer without calling it.
+        inside = {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module not in inside]
         if len(linear) < 2:
             raise ValueError(
                 f"the model has {len(linear)} nn.Linear, and after the last there is no dropout: say where with "

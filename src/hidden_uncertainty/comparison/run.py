@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from inspect import signature
 from typing import Any, Protocol
@@ -85,25 +85,31 @@ def compare(
     given = {"in_distribution": in_distribution, "train": train, "calibration": calibration}
     for name, loader in {**given, **{f"out_of_distribution {name!r}": loader for name, loader in ood.items()}}.items():
         if loader is not None:
-            check(name, loader, unpack)
+            try:
+                require_repeatable(loader, passes=2)
+                next(batches(loader, unpack))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{name}: {error}") from error
     known = LabelledLoader(in_distribution, unpack)
-    network = next((part for part in (model, *map(_network, methods.values())) if part is not None), None)
+    if model is None:
+        networks = (getattr(method, "model", None) for method in methods.values())
+        model = next((network for network in networks if isinstance(network, nn.Module)), None)
 
     found: dict[str, Found] = {FORWARD: {}}
     counts: dict[str, int] = {}
     with bars(progress), progress_bar("comparing", len(methods)) as bar:
         for name, method in methods.items():
-            found[name] = {}
-            with _named(name):
-                if train is not None:
-                    found[name][None, "fit seconds"] = _fit(method, train, calibration)
+            try:
+                found[name] = {} if train is None else {(None, "fit seconds"): _fit(method, train, calibration)}
                 found[name] |= _score(method, known, ood, counts)
+            except Exception as error:
+                raise RuntimeError(f"method {name!r} failed: {type(error).__name__}: {error}") from error
             bar.advance(method=name)
 
     items, sizes = known.first(TIMED)
-    for name, ms in _times(methods, network, items, unpack, rounds).items():
+    for name, ms in _times(methods, model, items, unpack, rounds).items():
         found[name][None, "ms per input"] = ms / sum(sizes)
-    if network is not None:
+    if model is not None:
         forward = found[FORWARD][None, "ms per input"]
         for values in found.values():
             values[None, "times forward"] = values[None, "ms per input"] / forward
@@ -112,13 +118,14 @@ def compare(
         for name, values in found.items()
         for (ood, metric), value in values.items()
     ]
+    device = None if model is None else device_of(model)
     about = {
         "inputs": counts,
         "timed inputs": sum(sizes),
         "batch": max(sizes),
         "rounds": rounds,
         "threads": torch.get_num_threads(),
-        "device": str(_device(network)),
+        "device": str(device or "cpu"),
         "hardware": hardware(),
         "versions": versions(),
     }
@@ -156,15 +163,6 @@ class LabelledLoader:
             if sum(sizes) >= count:
                 break
         return items, sizes
-
-
-def check(name: str, loader: Iterable[Any], adapter: Adapter | None = None) -> None:
-    """Raise, with the loader's name, where it cannot be read, can be read only once, or gives nothing."""
-    try:
-        require_repeatable(loader, passes=2)
-        next(batches(loader, adapter))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from error
 
 
 def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int) -> None:
@@ -233,30 +231,12 @@ def _times(
 
 
 def _forward(network: nn.Module, items: list[Any], adapter: Adapter | None) -> None:
-    device = _device(network)
+    device = device_of(network)
 
     def work(inner: nn.Module) -> None:
-        for batch in batches(items, adapter, device_of(network), dtype_of(network)):
+        for batch in batches(items, adapter, device, dtype_of(network)):
             inner(*batch.args, **batch.kwargs)
 
     lend(network, {}, work)
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _network(method: object) -> nn.Module | None:
-    network = getattr(method, "model", None)
-    return network if isinstance(network, nn.Module) else None
-
-
-def _device(network: nn.Module | None) -> torch.device:
-    return (None if network is None else device_of(network)) or torch.device("cpu")
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say which method failed."""
-    try:
-        yield
-    except Exception as error:
-        raise RuntimeError(f"method {name!r} failed: {type(error).__name__}: {error}") from error

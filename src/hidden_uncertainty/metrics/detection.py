@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..arrays import to_tensor
 
@@ -60,38 +61,25 @@ def as_scores(values: Values, name: str) -> Tensor:
     return scores
 
 
-def last_of_ties(ordered: Tensor) -> Tensor:
-    """Positions at which runs of equal values end, (groups,)."""
-    last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
-    torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
-    return last.nonzero().flatten()
-
-
 def alike(**values: Values) -> list[Tensor]:
     """Flat float64 tensors on the device of the first; their shapes must be the same."""
     tensors = {name: as_scores(given, name) for name, given in values.items()}
     shapes = [tuple(tensor.shape) for tensor in tensors.values()]
     if len(set(shapes)) > 1:
         raise ValueError(
-            f"{_listed(tensors)} must have the same shape, got {_listed(shapes)}: give one value per input, and "
-            "squeeze (n, 1) to (n,) first."
+            f"{' and '.join(tensors)} must have the same shape, got {' and '.join(map(str, shapes))}: give one value "
+            "per input, and squeeze (n, 1) to (n,) first."
         )
     device = next(iter(tensors.values())).device
     return [tensor.flatten().to(device) for tensor in tensors.values()]
 
 
-def _listed(things: Iterable[object]) -> str:
-    *most, last = map(str, things)
-    return f"{', '.join(most)} and {last}"
-
-
 def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
     """Mean of the values with the k lowest scores, k from 1 to n, averaged over all orders of equal scores."""
     scores, order = scores.sort()
-    last = last_of_ties(scores)
-    ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
-    sums = torch.nn.functional.pad(values[order].cumsum(0)[last], (1, 0))  # and the sum of their values
-    sizes = ends.diff()
+    _, sizes = scores.unique_consecutive(return_counts=True)
+    ends = pad(sizes.cumsum(0), (1, 0))  # inputs kept after each whole group, from 0
+    sums = pad(values[order].cumsum(0), (1, 0))[ends]  # and the sum of their values
     k = torch.arange(1, len(scores) + 1, device=scores.device)
     group = torch.repeat_interleave(sizes)  # (n,)
     # Product before quotient: at the end of a group the division of integers is exact.
@@ -277,10 +265,10 @@ def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     """Negatives and positives at or above each distinct score, highest first, after a leading (0, 0)."""
     low, high = _pair_of_scores(negative, positive)
     scores, order = torch.cat([low, high]).sort(descending=True)
-    last = last_of_ties(scores)
-    tp = (order >= len(low)).cumsum(0)[last]
-    fp = last + 1 - tp
-    return torch.nn.functional.pad(fp, (1, 0)), torch.nn.functional.pad(tp, (1, 0))
+    _, sizes = scores.unique_consecutive(return_counts=True)
+    ends = pad(sizes.cumsum(0), (1, 0))
+    tp = pad((order >= len(low)).cumsum(0), (1, 0))[ends]
+    return ends - tp, tp
 
 
 def _pair_of_scores(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,26 +81,25 @@ def plot_maps(
 
     # Prediction and label share their colours, for numbers and for classes.
     numbers = {name: values for name, values in answers.items() if values.dtype.kind == "f"}
-    limits = _limits(np.concatenate([np.empty(0), *(values.ravel() for values in numbers.values())]), tail)
-    groups = [values.ravel() for name, values in answers.items() if name not in numbers]
-    present = np.unique(np.concatenate([np.empty(0, int), *groups]))
-    shades = {int(c): _NOTHING if c == ignore else CLASS_COLOURS[int(c) % len(CLASS_COLOURS)] for c in present}
+    present = {int(c) for name, values in answers.items() if name not in numbers for c in np.unique(values)}
+    names = dict(enumerate(() if classes is None else classes))
+    named = [(names.get(c, str(c)), CLASS_COLOURS[c % len(CLASS_COLOURS)]) for c in sorted(present - {ignore})]
+    palette = np.array([to_rgb(shade) for shade in CLASS_COLOURS])
 
     height, width = next(iter(panels.values())).shape[:2]
-    names = dict(enumerate([] if classes is None else classes))
-    named = [(names.get(c, str(c)), shade) for c, shade in shades.items() if c != ignore]
     axes = _grid(len(panels), columns, height / width, named)
     for ax, (name, values) in zip(axes, panels.items(), strict=True):
         ax.set_title(name, loc="left", size=11, color=INK)
         if name in pictures:
             _show(ax, values)
         elif name in scores:
-            _show_numbers(ax, values, _limits(values, tail), _SCORES)
+            _show_numbers(ax, values, _limits([values], tail), _SCORES)
         elif name in numbers:
-            _show_numbers(ax, values, limits, _NUMBERS)
+            _show_numbers(ax, values, _limits(numbers.values(), tail), _NUMBERS)
         else:
-            colours = np.array([to_rgb(shade) for shade in shades.values()])[np.searchsorted(present, values)]
-            _show(ax, colours, interpolation="nearest")  # (H, W, 3)
+            left_out = (values == ignore)[..., None]
+            colours = np.where(left_out, to_rgb(_NOTHING), palette[values.astype(int) % len(palette)])  # (H, W, 3)
+            _show(ax, colours, interpolation="nearest")
     return axes[0].figure.figure
 
 
@@ -155,8 +154,8 @@ def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str
     return list(panels[:count])
 
 
-def _limits(values: np.ndarray, tail: float) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
+def _limits(maps: Iterable[np.ndarray], tail: float) -> tuple[float, float]:
+    finite = np.concatenate([values[np.isfinite(values)] for values in maps])
     if not len(finite):
         return 0.0, 1.0
     low, high = np.quantile(finite, [tail, 1 - tail])
