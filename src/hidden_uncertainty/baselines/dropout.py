@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, Unpack
+from functools import cache, partial
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,10 @@ from torch import Tensor, nn
 from ..io import plain
 from ..model.batches import Batch
 from ..model.capture import Callback, find, lend, named
-from ..model.tasks import Prediction
 from ..precision import put_back_after
-from ..uncertainty import LayerScores
-from .base import check_options
-from .ensemble import VotingDetector, VotingReader
+from .ensemble import VotingDetector
 from .outputs import OutputOptions
 
-T = TypeVar("T")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)  # drop whole channels
 _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}  # the dimensions of one input
@@ -50,31 +47,20 @@ class MCDropout(VotingDetector):
         (torch.Size([8]), True)
     """
 
+    repeats = False  # masks differ with an input's place in its batch
+
     def __init__(self, model: nn.Module, samples: int = 10, *, seed: int = 0, **options: Unpack[OutputOptions]) -> None:
-        check_options(self, options, OutputOptions)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
         dropout_layers(model)
-        progress = options.pop("progress", None)
-        reader = DropoutReader(model, samples, seed=seed, **options)
-        super().__init__(reader, seed=seed, progress=progress)
+        self.samples = plain(samples)
+        super().__init__(model, options, seed=seed)
 
-
-class DropoutReader(VotingReader):
-    """Runs the network of an `MCDropout` several times on each batch."""
-
-    repeats = False  # masks differ with an input's place in its batch
-
-    def __init__(self, model: nn.Module, samples: int, *, seed: int, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.samples, self.seed = plain(samples), plain(seed)
-
-    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
-        """What the samples say together."""
+    def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
+        """Run the network several times, each time with other masks."""
         masks = Masks(self.model, self.seed)
 
-        def work(inner: nn.Module) -> tuple[Prediction, LayerScores]:
-            samples: list[Prediction] = []
+        def work(inner: nn.Module) -> None:
             for _ in range(self.samples):
                 inputs = batch.clone()  # a model that starts with dropout in place must not change the user's
                 output = inner(*inputs.args, **inputs.kwargs)
@@ -84,11 +70,9 @@ class DropoutReader(VotingReader):
                         f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
                         "same. Choose a model whose forward calls them."
                     )
-                task = self.known_task(output, batch)
-                samples.append(self.sample(output, task))
-            return self.vote(task, samples)
+                take(output)
 
-        return masks.around(work)
+        masks.around(work)
 
 
 class Masks:
@@ -97,7 +81,7 @@ class Masks:
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.model, self.seed = model, seed
         self.used = False  # whether any dropout layer was called
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
         self._callbacks: dict[str, Callback] = {}
         self._inside = False  # whether torch draws masks itself
         dropout, whole = dropout_layers(model), ""
@@ -112,18 +96,15 @@ class Masks:
             elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
                 self._callbacks[name], self._inside, whole = self._again(_twin(layer)), True, f"{name}."
 
-    def around(self, work: Callable[[nn.Module], T]) -> T:
+    def around(self, work: Callable[[nn.Module], None]) -> None:
         """Call `work` with a model whose dropout is on, in this thread alone."""
-        seeded = (lambda inner: _seeded(self.seed, inner, lambda: work(inner))) if self._inside else work
-        return lend(self.model, self._callbacks, seeded, exclusive=self._inside)
+        seeded = partial(_seeded, self.seed, work) if self._inside else work
+        lend(self.model, self._callbacks, seeded, exclusive=self._inside)
 
     def _masked(self, layer: Any) -> Callback:
         def callback(output: Tensor, *_: Any) -> Tensor:
             self.used = True
-            device = output.device
-            if device not in self._generators:
-                self._generators[device] = torch.Generator(device).manual_seed(self.seed)
-            dropped = _drop(layer, output, self._generators[device])
+            dropped = _drop(layer, output, self._generator(output.device))
             return output.copy_(dropped) if layer.inplace else dropped
 
         return callback
@@ -190,25 +171,25 @@ def _twin(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _seeded(seed: int, model: nn.Module, work: Callable[[], T]) -> T:
+def _seeded(seed: int, work: Callable[[nn.Module], None], model: nn.Module) -> None:
     """Seed the process's generators, on the CPU and where the model is; afterwards they go on where they were."""
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"}
     states = {device: torch.get_device_module(device).get_rng_state(device) for device in devices}
     state = torch.default_generator.get_state()
 
-    def seeded() -> T:
+    def seeded() -> None:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
         for device in devices:
             ours = torch.Generator(device).manual_seed(seed).get_state()
             torch.get_device_module(device).set_rng_state(ours, device)
-        return work()
+        work(model)
 
     def put_back() -> None:
         torch.default_generator.set_state(state)
         for device in devices:
             torch.get_device_module(device).set_rng_state(states[device], device)
 
-    return put_back_after(seeded, put_back)
+    put_back_after(seeded, put_back)
 
 
 def insert_dropout(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -14,7 +15,7 @@ from ..abilities import require
 from ..detector import Detector
 from ..model.batches import Batch
 from ..model.capture import device_of, run
-from ..model.tasks import Classification, MultiLabel, Prediction, Task, TaskName
+from ..model.tasks import Classification, MultiLabel, Prediction, Task
 from ..scoring.bayes import infer
 from ..scoring.outputs import warn_of_probabilities
 from ..scoring.terms import Term
@@ -26,13 +27,22 @@ CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at 
 
 
 class VotingDetector(Detector):
-    """A detector by how far several predictions disagree; a reader runs the networks."""
+    """A detector by how far several passes disagree."""
 
-    def __init__(self, reader: VotingReader, *, seed: int = 0, progress: bool | None = None) -> None:
-        if isinstance(reader.task, MultiLabel):
+    repeats = True  # whether an input is read alike each time, but for rounding
+
+    def __init__(self, model: nn.Module, options: OutputOptions, *, seed: int = 0) -> None:
+        check_options(self, options, OutputOptions)
+        task, output, logits = options.pop("task", None), options.pop("output", None), options.pop("logits", True)
+        known, progress = read_as(task, output, logits), options.pop("progress", None)
+        if isinstance(known, MultiLabel):
             require(self, "labels")
-        terms = [Term(AsRead())]
-        super().__init__(reader.model, terms, pixels=reader.pixels, seed=seed, progress=progress, reader=reader)
+        reader = VotingReader(self, model, logits=logits, task=known, output=output, **options)  # type: ignore[misc]
+        super().__init__(model, [Term(AsRead())], pixels=reader.pixels, seed=seed, progress=progress, reader=reader)
+
+    @abstractmethod
+    def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
+        """Run the networks on a batch, and give the output of each pass to `take`, which reads it at once."""
 
     @property
     def unit(self) -> str:
@@ -41,19 +51,11 @@ class VotingDetector(Detector):
 
 
 class VotingReader(ScoringReader):
-    """Several passes over a batch, and how far they disagree; what they are is said by `OutputOptions`."""
+    """Reads how far the passes of a detector over a batch disagree."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        logits: bool = True,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, task=read_as(task, output, logits), output=output, **options)
-        self.logits, self._looked = logits, False
+    def __init__(self, detector: VotingDetector, model: nn.Module, *, logits: bool, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.detector, self.repeats, self.logits, self._looked = detector, detector.repeats, logits, False
 
     def known_task(self, output: Any, batch: Batch) -> Task:
         """The task, with what its scores are where it is inferred."""
@@ -76,11 +78,23 @@ class VotingReader(ScoringReader):
             warn_of_probabilities(scores.flatten(0, -2))
         return Prediction(scores, scores.shape[-1])
 
-    def vote(self, task: Task, samples: Sequence[Prediction]) -> tuple[Prediction, LayerScores]:
-        """What several passes say together."""
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
+        """What all passes say together."""
+        samples: list[Prediction] = []
+
+        def take(output: Any) -> None:
+            samples.append(self.sample(output, self.known_task(output, batch)))
+            first, last = (tuple(sample.value.shape) for sample in (samples[0], samples[-1]))
+            if last != first:
+                raise ValueError(
+                    f"members must predict the same, but member {len(samples) - 1} gave {last} and member 0 {first} "
+                    f"for {len(batch)} inputs."
+                )
+
+        self.detector.passes(batch, take)
         home = samples[0].value.device
         value = torch.stack([sample.value.to(home) for sample in samples])
-        if task.discrete:
+        if samples[0].classes:
             wrong = ~value.amax(-1).isfinite()  # a class may be ruled out by -inf
             shape = wrong.shape[1:]
             predicted, scores = decompose_classes(value.flatten(1, -2))
@@ -118,34 +132,15 @@ class DeepEnsemble(VotingDetector):
     """
 
     def __init__(self, models: Iterable[nn.Module], **options: Unpack[OutputOptions]) -> None:
-        check_options(self, options, OutputOptions)
-        self.models, progress = _checked(models), options.pop("progress", None)
-        super().__init__(EnsembleReader(self.models, **options), progress=progress)
+        self.models = _checked(models)
+        super().__init__(self.models[0], options)
 
-
-class EnsembleReader(VotingReader):
-    """Runs the members of a `DeepEnsemble` on each batch."""
-
-    def __init__(self, models: tuple[nn.Module, ...], **options: Any) -> None:
-        super().__init__(models[0], **options)
-        self.models = models
-
-    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
-        """What the members say together."""
-        samples: list[Prediction] = []
-        for position, member in enumerate(self.models):
+    def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
+        """Run the members one after the other."""
+        for member in self.models:
             device = device_of(member)
             inputs = batch if device is None else batch.to(device)
-            output, _ = run(member, {}, inputs.args, inputs.kwargs)
-            task = self.known_task(output, batch)
-            sample = self.sample(output, task)
-            if samples and sample.value.shape != samples[0].value.shape:
-                raise ValueError(
-                    f"members must predict the same, but member {position} gave {tuple(sample.value.shape)} and "
-                    f"member 0 {tuple(samples[0].value.shape)} for {len(batch)} inputs."
-                )
-            samples.append(sample)
-        return self.vote(task, samples)
+            take(run(member, {}, inputs.args, inputs.kwargs)[0])
 
 
 def decompose_classes(scores: Tensor) -> tuple[Tensor, LayerScores]:
@@ -190,7 +185,7 @@ def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
     for position, member in enumerate(members):
         if not isinstance(member, nn.Module):
             raise TypeError(f"member {position} must be a torch.nn.Module, not {type(member).__name__}.")
-        first = next(i for i, other in enumerate(members) if other is member)
+        first = members.index(member)
         if first != position:
             raise ValueError(
                 f"members {first} and {position} are one and the same network, which can only agree with itself: pass "

@@ -81,18 +81,16 @@ class Comparison:
             metric: one of those that `compare` lists.
             ood: which data is to be detected, for `auroc`, `average precision` and `fpr95`; None for the others.
         """
-        measured = [row["metric"] for row in self.rows]
         for what, name, known in (
             ("method", method, [FORWARD, *self.methods]),
-            ("metric", metric, [*DETECTION, *OTHER, *measured]),
+            ("metric", metric, [*DETECTION, *OTHER, *(row["metric"] for row in self.rows)]),
             ("ood", ood, self.ood if metric in DETECTION else [None, *self.ood]),
         ):
             if name not in known:
                 there = ", ".join(repr(name) for name in dict.fromkeys(known))
                 raise ValueError(f"{what} must be one of {there}, not {name!r}.")
         asked = (method, metric, ood)
-        same = (row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked)
-        return next(same, None)
+        return next((row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked), None)
 
     def __repr__(self) -> str:
         """Tables of detection, and of errors and cost, in Markdown, with deviations beside means of several runs."""
@@ -130,13 +128,9 @@ class Comparison:
             return []
         inputs = ", ".join(f"{name} {count:,}" for name, count in about["inputs"].items())
         runs = max((row.get("n", 1) for row in self.rows), default=1)
-        rounds, threads = _count(about["rounds"], "round"), _count(about["threads"], "thread")
+        rounds, threads = about["rounds"], about["threads"]
         return [
-            f"Inputs: {inputs}.{f' Means of {runs} runs.' * (runs > 1)} Times: median of {rounds} over "
-            f"{about['timed inputs']:,} inputs, {about['batch']} per batch, {threads}, on {about['device']}; "
-            f"{about['hardware']}."
+            f"Inputs: {inputs}.{f' Means of {runs} runs.' * (runs > 1)} Times: median of {rounds} "
+            f"round{'s' * (rounds != 1)} over {about['timed inputs']:,} inputs, {about['batch']} per batch, {threads} "
+            f"thread{'s' * (threads != 1)}, on {about['device']}; {about['hardware']}."
         ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -48,11 +48,10 @@ def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 def as_scores(values: Values, name: str) -> Tensor:
     """Values as a float64 tensor without gradient; an error with their name if there are none or some are NaN."""
     values = to_tensor(values)
-    if isinstance(values, Tensor):
-        # Apple's GPUs have no float64.
-        scores = (values.detach().cpu() if values.device.type == "mps" else values.detach()).double()
-    else:
-        scores = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+    if not isinstance(values, Tensor):
+        values = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+    # Apple's GPUs have no float64.
+    scores = (values.cpu() if values.device.type == "mps" else values).detach().double()
     if scores.numel() == 0:
         raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): give at least one value.")
     missing = int(scores.isnan().sum())
@@ -140,9 +139,9 @@ def fpr_at_tpr(*, negative: Values, positive: Values, tpr: float = 0.95) -> floa
         >>> fpr_at_tpr(negative=[0.1, 0.2, 0.3, 0.4], positive=[0.3, 0.5, 0.6, 0.7], tpr=0.95)
         0.5
     """
-    low, high = _pair_of_scores(negative, positive)
-    threshold = high.kthvalue(len(high) - positives_to_catch(len(high), tpr) + 1).values
-    return int((low >= threshold).sum()) / len(low)
+    fp, tp = _counts(negative, positive)
+    first = torch.searchsorted(tp, positives_to_catch(int(tp[-1]), tpr))
+    return int(fp[first]) / int(fp[-1])
 
 
 @by_name(_SCIKIT_LEARN)
@@ -263,17 +262,13 @@ def raulc(uncertainty: Values, correct: Values) -> float:
 
 def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     """Negatives and positives at or above each distinct score, highest first, after a leading (0, 0)."""
-    low, high = _pair_of_scores(negative, positive)
+    low = as_scores(negative, "negative").flatten()
+    high = as_scores(positive, "positive").flatten().to(low.device)
     scores, order = torch.cat([low, high]).sort(descending=True)
     _, sizes = scores.unique_consecutive(return_counts=True)
     ends = pad(sizes.cumsum(0), (1, 0))
     tp = pad((order >= len(low)).cumsum(0), (1, 0))[ends]
     return ends - tp, tp
-
-
-def _pair_of_scores(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
-    low = as_scores(negative, "negative").flatten()
-    return low, as_scores(positive, "positive").flatten().to(low.device)
 
 
 def _scores_and_correct(scores: Values, correct: Values, name: str) -> tuple[Tensor, Tensor]:

@@ -140,10 +140,8 @@ def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str
     fits = max(1, int(total / (0.35 + 0.085 * max((len(name) for name, _ in names), default=0))))
     foot = 0.2 * math.ceil(len(names) / fits)
     figure = Figure(figsize=(total, rows * (width * shape + 0.7) + foot), layout="constrained", facecolor="white")
-    panels = figure.subplots(rows, across, squeeze=False).flatten()
-    for ax in panels[count:]:
-        ax.remove()
-    for ax in panels[:count]:
+    panels = [figure.add_subplot(rows, across, place) for place in range(1, count + 1)]
+    for ax in panels:
         ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], box_aspect=shape, anchor="N")
         ax.spines[:].set(color=GREY, linewidth=0.6)
     if names:
@@ -151,7 +149,7 @@ def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str
         how |= {"frameon": False, "fontsize": 9, "labelcolor": INK}
         handles = [Patch(facecolor=shade, label=name) for name, shade in names]
         figure.legend(handles=handles, loc="outside lower left", ncols=min(len(names), fits), **how)
-    return list(panels[:count])
+    return panels
 
 
 def _limits(maps: Iterable[np.ndarray], tail: float) -> tuple[float, float]:
