@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ..detector import Detector
 from ..extract import Features, Reader
-from ..model.batches import Adapter, Batch
+from ..model.batches import Batch
 from ..model.capture import lend, run
-from ..model.tasks import Condition, Prediction, Task, TaskName, as_task
+from ..model.tasks import Condition, Prediction, as_task
 from ..precision import put_back_after
 from ..scoring.terms import Layers, Term
 from ..uncertainty import LayerScores
-from .base import AsRead, LayerDetector, LayerOptions, RowMethod, ScoringReader, fitted_to, single_input
+from .base import AsRead, LayerDetector, LayerOptions, Options, RowMethod, ScoringReader, fitted_to, single_input
 
 T = TypeVar("T")
 OWN = "the detector's own"  # unit
@@ -44,21 +44,13 @@ class PytorchOOD(Detector):
         torch.Size([5])
     """
 
-    def __init__(
-        self,
-        detector: Any,
-        model: nn.Module,
-        *,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        unpack: Adapter | None = None,
-        progress: bool | None = None,
-    ) -> None:
+    def __init__(self, detector: Any, model: nn.Module, **options: Unpack[Options]) -> None:
         if not callable(getattr(detector, "predict", None)) and not callable(detector):
             _refuse(detector, "predict(x), and cannot be called")
-        self.detector = detector
-        reader = AdaptedReader(detector, model, task=as_task(task, output), output=output, unpack=unpack)
-        super().__init__(model, [Term(AsRead(OWN))], progress=progress, reader=reader)
+        self.detector, progress = detector, options.pop("progress", None)
+        task, output = options.pop("task", None), options.pop("output", None)
+        reader = AdaptedReader(detector, model, task=as_task(task, output), output=output, **options)
+        super().__init__(model, [Term(AsRead(OWN))], pixels=reader.pixels, progress=progress, reader=reader)
 
 
 class AdaptedReader(ScoringReader):

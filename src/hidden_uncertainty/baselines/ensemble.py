@@ -152,9 +152,8 @@ def decompose_classes(scores: Tensor) -> tuple[Tensor, LayerScores]:
             = \frac1K \sum_k \sum_c p_{kc} \left(e^{t_{kc}} - 1 - t_{kc}\right), \quad
         t_{kc} = \log \bar p_c - \log p_{kc}
 
-    with p̄ the mean of the p_k, and the prediction its largest class. (The paper's appendix prints both entropies
-    without their minus signs; these are the quantities it names.) The last form has terms that are never negative: it
-    keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
+    with p̄ the mean of the p_k, and the prediction its largest class. The last form has terms that are never negative:
+    it keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
     """
     # Some inputs at a time: for maps, all intermediate values would take gigabytes, and on a CPU no cache holds them.
     cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
@@ -207,8 +206,7 @@ def _decompose(scores: Tensor) -> tuple[Tensor, LayerScores]:
     t = log_mean - log_p  # (K, n, C), at least -log K
     p = log_p.exp()
     small = t.abs() < 0.25  # there e^t - 1 - t loses digits, which its series keeps
-    one = t.new_ones(())
-    series = one
+    series = one = t.new_ones(())
     for k in range(9, 2, -1):
         series = torch.addcmul(one, t, series, value=1 / k)  # 1 + t / k · series
     far = log_mean.exp() - p - p * t  # never p · e^t: e^t overflows where p is zero

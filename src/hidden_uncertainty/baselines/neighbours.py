@@ -36,15 +36,12 @@ class Index(nn.Module):
 
         Neighbours are found by matrix products; their distances are then computed without them, to all digits.
         """
-        found: list[Tensor] = []
-        squares: list[Tensor] = []
-        few = max(1, CELLS // (k * z.shape[1]))
-        for rows in z.double().split(QUERIES):
-            found.append(self._candidates(rows, k))
-            parts = zip(rows.split(few), found[-1].split(few), strict=True)
-            squares += [(some[:, None] - self.points[near].double()).square().sum(-1) for some, near in parts]
+        rows, few = z.double(), max(1, CELLS // (k * z.shape[1]))
+        index = torch.cat([self._candidates(some, k) for some in rows.split(QUERIES)])
+        parts = zip(rows.split(few), index.split(few), strict=True)
+        squares = [(some[:, None] - self.points[near].double()).square().sum(-1) for some, near in parts]
         distances, order = torch.cat(squares).sqrt().sort(dim=1, stable=True)
-        return distances, torch.cat(found).gather(1, order)
+        return distances, index.gather(1, order)
 
     def _candidates(self, rows: Tensor, k: int) -> Tensor:
         best = rows.new_empty(len(rows), 0)

@@ -79,7 +79,7 @@ def compare(
         True
     """
     ood = dict(out_of_distribution) if isinstance(out_of_distribution, Mapping) else {"ood": out_of_distribution}
-    _check_methods(methods, ood, train, calibration, rounds)
+    _check(methods, ood, train, calibration, rounds)
     _check_loaders({"in_distribution": in_distribution, "train": train, "calibration": calibration}, unpack)
     _check_loaders({f"out_of_distribution {name!r}": loader for name, loader in ood.items()}, unpack)
     known = LabelledLoader(in_distribution, unpack)
@@ -168,9 +168,7 @@ class LabelledLoader:
         return items, sizes
 
 
-def _check_methods(
-    methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int
-) -> None:
+def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int) -> None:
     if not isinstance(methods, Mapping):
         raise TypeError(
             f"methods must be a mapping from names to methods, such as {{'energy': Energy(model)}}, not "

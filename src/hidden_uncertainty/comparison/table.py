@@ -94,7 +94,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         """Tables of detection, and of errors and cost, in Markdown, with deviations beside means of several runs."""
-        return "\n".join([*self._table(DETECTION), *self._table(OTHER), *self._about()]).rstrip()
+        about = [self._about()] if self.about else []
+        return "\n".join([*self._table(DETECTION), *self._table(OTHER), *about]).rstrip()
 
     def _table(self, part: Part) -> list[str]:
         """The lines of one table, and an empty one; of methods that have any of its numbers."""
@@ -122,15 +123,13 @@ class Comparison:
             blocks.append(f"| {' | '.join([name.ljust(widths[0]), *numbers])} |")
         return [*blocks, ""]
 
-    def _about(self) -> list[str]:
+    def _about(self) -> str:
         about = self.about
-        if not about:
-            return []
         inputs = ", ".join(f"{name} {count:,}" for name, count in about["inputs"].items())
         runs = max((row.get("n", 1) for row in self.rows), default=1)
         rounds, threads = about["rounds"], about["threads"]
-        return [
+        return (
             f"Inputs: {inputs}.{f' Means of {runs} runs.' * (runs > 1)} Times: median of {rounds} "
             f"round{'s' * (rounds != 1)} over {about['timed inputs']:,} inputs, {about['batch']} per batch, {threads} "
             f"thread{'s' * (threads != 1)}, on {about['device']}; {about['hardware']}."
-        ]
+        )

@@ -67,8 +67,7 @@ def plot_maps(
         if len(maps) != 1:
             raise ValueError(f"maps must be of one image, got {len(maps)}: draw u[0].")
         prediction = maps.prediction if prediction is None else prediction
-        both = {"epistemic": maps.epistemic, "aleatoric": maps.aleatoric}
-        maps = {name: values for name, values in both.items() if values is not None}
+        maps = {"epistemic": maps.epistemic} | ({} if maps.aleatoric is None else {"aleatoric": maps.aleatoric})
     scores = {name: _map(values, name) for name, values in maps.items()}
     truths = {"prediction": prediction, "label": label}
     answers = {name: _map(values, name) for name, values in truths.items() if values is not None}
