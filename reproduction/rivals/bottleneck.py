@@ -137,7 +137,7 @@ class Rate(RowMethod):
         marginal: learnt, or None for the standard one.
     """
 
-    needs_classes = False
+    conditional = needs_classes = False
 
     def __init__(self, marginal: Mixture | None = None) -> None:
         super().__init__()

@@ -107,7 +107,7 @@ class DistanceScore(NeighbourDistance):
     """
 
     unit = "share"
-    needs_classes = True
+    conditional = needs_classes = True
     classes: Tensor
 
     def __init__(self, k: int) -> None:

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from ..detector import Detector
 from ..extract import Features, Reader
-from ..model.batches import Adapter, Batch
+from ..model.batches import Batch
 from ..model.capture import lend, run
-from ..model.tasks import Condition, Prediction, Task, TaskName, as_task
+from ..model.tasks import Condition, Prediction, as_task
 from ..precision import put_back_after
 from ..scoring.terms import Layers, Term
 from ..uncertainty import LayerScores
-from .base import AsRead, LayerDetector, LayerOptions, RowMethod, ScoringReader, fitted_to, single_input
+from .base import AsRead, LayerDetector, LayerOptions, Options, RowMethod, ScoringReader, fitted_to, single_input
 
 T = TypeVar("T")
 OWN = "the detector's own"  # unit
+WHO = "detectors take"  # in the error of `single_input`
 
 
 class PytorchOOD(Detector):
@@ -43,21 +44,13 @@ class PytorchOOD(Detector):
         torch.Size([5])
     """
 
-    def __init__(
-        self,
-        detector: Any,
-        model: nn.Module,
-        *,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        unpack: Adapter | None = None,
-        progress: bool | None = None,
-    ) -> None:
+    def __init__(self, detector: Any, model: nn.Module, **options: Unpack[Options]) -> None:
         if not callable(getattr(detector, "predict", None)) and not callable(detector):
             _refuse(detector, "predict(x), and cannot be called")
-        self.detector = detector
-        reader = AdaptedReader(detector, model, task=as_task(task, output), output=output, unpack=unpack)
-        super().__init__(model, [Term(AsRead(OWN))], progress=progress, reader=reader)
+        self.detector, progress = detector, options.pop("progress", None)
+        task, output = options.pop("task", None), options.pop("output", None)
+        reader = AdaptedReader(detector, model, task=as_task(task, output), output=output, **options)
+        super().__init__(model, [Term(AsRead(OWN))], pixels=reader.pixels, progress=progress, reader=reader)
 
 
 class AdaptedReader(ScoringReader):
@@ -82,9 +75,8 @@ class AdaptedReader(ScoringReader):
         prediction = task.predict(output)
         wrong = task.unusable(output, prediction)
         predict = getattr(self.detector, "predict", self.detector)
-        scores = _lent(self.model, lambda: _checked(predict(_input(batch)), len(batch), self.detector))
-        at_least_single = torch.promote_types(scores.dtype, torch.float32)
-        scores = scores.to(prediction.value.device, at_least_single)
+        scores = _lent(self.model, lambda: _checked(predict(single_input(batch, WHO)), len(batch), self.detector))
+        scores = scores.to(prediction.value.device, torch.promote_types(scores.dtype, torch.float32))
         return prediction, LayerScores(epistemic=scores if wrong is None else scores.masked_fill(wrong, math.nan))
 
 
@@ -162,7 +154,7 @@ class _Pairs:
             if batch.label is None:
                 raise ValueError("the detector is fitted to inputs with labels, but the loader gives none: (x, y).")
             some = fitted_to(batch, self.holdout)
-            yield _input(batch)[some], batch.label[some]
+            yield single_input(batch, WHO)[some], batch.label[some]
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -185,10 +177,6 @@ def _lent(model: nn.Module, work: Callable[[], T]) -> T:
         return work()
 
     return lend(model, {}, lambda inner: put_back_after(alone, put_back), exclusive=True)
-
-
-def _input(batch: Batch) -> Tensor:
-    return single_input(batch, "detectors take")
 
 
 def _checked(scores: Any, count: int, detector: Any) -> Tensor:

@@ -56,11 +56,6 @@ class RowMethod(Method):
 
     needs_classes = True
 
-    @property
-    def conditional(self) -> bool:  # type: ignore[override]
-        """Whether it is fitted given classes."""
-        return self.needs_classes
-
     @abstractmethod
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """Scores (n,) of rows z (n, d) in float64, with the arguments of `score`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeVar, Unpack
+from functools import cache, partial
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,10 @@ from torch import Tensor, nn
 from ..io import plain
 from ..model.batches import Batch
 from ..model.capture import Callback, find, lend, named
-from ..model.tasks import Prediction
 from ..precision import put_back_after
-from ..uncertainty import LayerScores
-from .base import check_options
-from .ensemble import VotingDetector, VotingReader
+from .ensemble import VotingDetector
 from .outputs import OutputOptions
 
-T = TypeVar("T")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)  # drop whole channels
 _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}  # the dimensions of one input
@@ -51,41 +47,22 @@ class MCDropout(VotingDetector):
         (torch.Size([8]), True)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 10,
-        *,
-        seed: int = 0,
-        **options: Unpack[OutputOptions],
-    ) -> None:
-        check_options(self, options, OutputOptions)
+    repeats = False  # masks differ with an input's place in its batch
+
+    def __init__(self, model: nn.Module, samples: int = 10, *, seed: int = 0, **options: Unpack[OutputOptions]) -> None:
         if samples < 2:
             raise ValueError(f"samples must be at least 2, to differ from one another, not {samples}.")
         dropout_layers(model)
-        progress = options.pop("progress", None)
-        reader = DropoutReader(model, samples, seed=seed, **options)
-        super().__init__(reader, seed=seed, progress=progress)
+        self.samples = plain(samples)
+        super().__init__(model, options, seed=seed)
 
-
-class DropoutReader(VotingReader):
-    """Runs the network of an `MCDropout` several times on each batch."""
-
-    repeats = False  # masks differ with an input's place in its batch
-
-    def __init__(self, model: nn.Module, samples: int, *, seed: int, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.samples, self.seed = plain(samples), plain(seed)
-
-    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
-        """What the samples say together."""
+    def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
+        """Run the network several times, each time with other masks."""
         masks = Masks(self.model, self.seed)
 
-        def work(inner: nn.Module) -> tuple[Prediction, LayerScores]:
-            samples: list[Prediction] = []
+        def work(inner: nn.Module) -> None:
             for _ in range(self.samples):
-                # Copies: a model that starts with dropout in place must not change the user's inputs.
-                inputs = replace(batch, label=None).map(Tensor.clone)
+                inputs = batch.clone()  # a model that starts with dropout in place must not change the user's
                 output = inner(*inputs.args, **inputs.kwargs)
                 if not masks.used:
                     names = ", ".join(map(repr, dropout_layers(self.model)))
@@ -93,12 +70,9 @@ class DropoutReader(VotingReader):
                         f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
                         "same. Choose a model whose forward calls them."
                     )
-                task = self.known_task(output, batch)
-                value, classes, variance, _ = self.sample(output, task)
-                samples.append(Prediction(value[None], classes, None if variance is None else variance[None]))
-            return self.vote(task, samples, output)
+                take(output)
 
-        return masks.around(work)
+        masks.around(work)
 
 
 class Masks:
@@ -107,7 +81,7 @@ class Masks:
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.model, self.seed = model, seed
         self.used = False  # whether any dropout layer was called
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
         self._callbacks: dict[str, Callback] = {}
         self._inside = False  # whether torch draws masks itself
         dropout, whole = dropout_layers(model), ""
@@ -122,18 +96,15 @@ class Masks:
             elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
                 self._callbacks[name], self._inside, whole = self._again(_twin(layer)), True, f"{name}."
 
-    def around(self, work: Callable[[nn.Module], T]) -> T:
+    def around(self, work: Callable[[nn.Module], None]) -> None:
         """Call `work` with a model whose dropout is on, in this thread alone."""
-        seeded = (lambda inner: _seeded(self.seed, inner, lambda: work(inner))) if self._inside else work
-        return lend(self.model, self._callbacks, seeded, exclusive=self._inside)
+        seeded = partial(_seeded, self.seed, work) if self._inside else work
+        lend(self.model, self._callbacks, seeded, exclusive=self._inside)
 
     def _masked(self, layer: Any) -> Callback:
         def callback(output: Tensor, *_: Any) -> Tensor:
             self.used = True
-            device = output.device
-            if device not in self._generators:
-                self._generators[device] = torch.Generator(device).manual_seed(self.seed)
-            dropped = _drop(layer, output, self._generators[device])
+            dropped = _drop(layer, output, self._generator(output.device))
             return output.copy_(dropped) if layer.inplace else dropped
 
         return callback
@@ -146,12 +117,12 @@ class Masks:
         return callback
 
 
-def dropout_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that drop activations in training mode, by name."""
-    shares = {name: (module, _share(module)) for name, module in named(model)}
-    layers = {name: module for name, (module, share) in shares.items() if share}
+def dropout_layers(model: nn.Module) -> list[str]:
+    """The names of the modules that drop activations in training mode."""
+    shares = {name: _share(module) for name, module in named(model)}
+    layers = [name for name, share in shares.items() if share]
     if not layers:
-        idle = [name for name, (_, share) in shares.items() if share == 0]
+        idle = [name for name, share in shares.items() if share == 0]
         what = f"dropout layers with p=0 only ({', '.join(map(repr, idle))})" if idle else "no dropout layer"
         raise ValueError(
             f"the model has {what}, so that all samples would be the same; calls of torch.nn.functional.dropout cannot "
@@ -200,25 +171,25 @@ def _twin(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _seeded(seed: int, model: nn.Module, work: Callable[[], T]) -> T:
+def _seeded(seed: int, work: Callable[[nn.Module], None], model: nn.Module) -> None:
     """Seed the process's generators, on the CPU and where the model is; afterwards they go on where they were."""
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"}
-    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+    states = {device: torch.get_device_module(device).get_rng_state(device) for device in devices}
     state = torch.default_generator.get_state()
 
-    def seeded() -> T:
+    def seeded() -> None:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
         for device in devices:
             ours = torch.Generator(device).manual_seed(seed).get_state()
             torch.get_device_module(device).set_rng_state(ours, device)
-        return work()
+        work(model)
 
     def put_back() -> None:
         torch.default_generator.set_state(state)
-        for device, other in states:
-            torch.get_device_module(device).set_rng_state(other, device)
+        for device in devices:
+            torch.get_device_module(device).set_rng_state(states[device], device)
 
-    return put_back_after(seeded, put_back)
+    put_back_after(seeded, put_back)
 
 
 def insert_dropout(
@@ -264,7 +235,7 @@ def _dropped(module: Any, args: Any, output: Any) -> Tensor:
     return module.inserted_dropout(output)
 
 
-def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
+def _chosen(model: nn.Module, after: Any) -> Sequence[nn.Module]:
     if isinstance(after, type):
         modules = [module for module in model.modules() if isinstance(module, after)]
         if not modules:
@@ -275,13 +246,9 @@ def _chosen(model: nn.Module, after: Any) -> list[nn.Module]:
             raise ValueError(
                 f"after must be 'linear', a type or a list of names, not {after!r}; for one name: [{after!r}]."
             )
-        # Attention uses the weights of its own linear layers without calling them.
-        inside = {
-            part for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.modules()
-        }
-        linear: list[nn.Module] = [
-            module for module in model.modules() if isinstance(module, nn.Linear) and module not in inside
-        ]
+        # Attention uses the weights of its own linear layer without calling it.
+        inside = {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module not in inside]
         if len(linear) < 2:
             raise ValueError(
                 f"the model has {len(linear)} nn.Linear, and after the last there is no dropout: say where with "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Unpack
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,7 @@ from ..abilities import require
 from ..detector import Detector
 from ..model.batches import Batch
 from ..model.capture import device_of, run
-from ..model.outputs import select
-from ..model.tasks import Classification, MultiLabel, Prediction, Task, TaskName
+from ..model.tasks import Classification, MultiLabel, Prediction, Task
 from ..scoring.bayes import infer
 from ..scoring.outputs import warn_of_probabilities
 from ..scoring.terms import Term
@@ -26,13 +27,22 @@ CELLS, CELLS_ON_GPU = 1 << 18, 1 << 26  # members times inputs times classes at 
 
 
 class VotingDetector(Detector):
-    """A detector by how far several predictions disagree; a reader runs the networks."""
+    """A detector by how far several passes disagree."""
 
-    def __init__(self, reader: VotingReader, *, seed: int = 0, progress: bool | None = None) -> None:
-        if isinstance(reader.task, MultiLabel):
+    repeats = True  # whether an input is read alike each time, but for rounding
+
+    def __init__(self, model: nn.Module, options: OutputOptions, *, seed: int = 0) -> None:
+        check_options(self, options, OutputOptions)
+        task, output, logits = options.pop("task", None), options.pop("output", None), options.pop("logits", True)
+        known, progress = read_as(task, output, logits), options.pop("progress", None)
+        if isinstance(known, MultiLabel):
             require(self, "labels")
-        terms = [Term(AsRead())]
-        super().__init__(reader.model, terms, pixels=reader.pixels, seed=seed, progress=progress, reader=reader)
+        reader = VotingReader(self, model, logits=logits, task=known, output=output, **options)  # type: ignore[misc]
+        super().__init__(model, [Term(AsRead())], pixels=reader.pixels, seed=seed, progress=progress, reader=reader)
+
+    @abstractmethod
+    def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
+        """Run the networks on a batch, and give the output of each pass to `take`, which reads it at once."""
 
     @property
     def unit(self) -> str:
@@ -41,19 +51,11 @@ class VotingDetector(Detector):
 
 
 class VotingReader(ScoringReader):
-    """Several passes over a batch, and how far they disagree; what they are is said by `OutputOptions`."""
+    """Reads how far the passes of a detector over a batch disagree."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        logits: bool = True,
-        task: TaskName | Task | None = None,
-        output: int | str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, task=read_as(task, output, logits), output=output, **options)
-        self.logits, self._looked = logits, False
+    def __init__(self, detector: VotingDetector, model: nn.Module, *, logits: bool, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.detector, self.repeats, self.logits, self._looked = detector, detector.repeats, logits, False
 
     def known_task(self, output: Any, batch: Batch) -> Task:
         """The task, with what its scores are where it is inferred."""
@@ -62,42 +64,50 @@ class VotingReader(ScoringReader):
         return super().known_task(output, batch)
 
     def sample(self, output: Any, task: Task) -> Prediction:
-        """What one pass says, as rows: logits of all classes (m, C), or numbers; m counts inputs, or their pixels."""
+        """What one pass says: numbers as they are predicted, and of classes all logits, (n, C) or (n, H, W, C)."""
         if not isinstance(task, Classification):
-            if self.pixels is None:
-                return task.predict(output)
-            value, classes, variance, _ = task.predict_pixels(output)
-            return Prediction(value.flatten(), classes, None if variance is None else variance.flatten())
+            return task.predict(output) if self.pixels is None else task.predict_pixels(output)
         if self.pixels is None:
             task.predict(output)  # which sees whether these are scores of classes
             scores = task.scores(output)
         else:
             maps = task.score_maps(output).permute(0, 2, 3, 1)
-            scores = maps.clone(memory_format=torch.contiguous_format).flatten(0, 2)  # the network's memory is not ours
+            scores = maps.clone(memory_format=torch.contiguous_format)  # the network's memory is not ours
         if task.logits and not self._looked and len(scores):
             self._looked = True
-            warn_of_probabilities(scores)
-        return Prediction(scores, scores.shape[1])
+            warn_of_probabilities(scores.flatten(0, -2))
+        return Prediction(scores, scores.shape[-1])
 
-    def vote(self, task: Task, samples: Sequence[Prediction], output: Any) -> tuple[Prediction, LayerScores]:
-        """What several passes say together, whose tensors are (passes, m, ...); any output, for the shape of maps."""
-        value = torch.cat([sample.value for sample in samples])
-        wrong = ~value.amax(-1).isfinite() if task.discrete else ~value.isfinite()  # a class may be ruled out by -inf
-        if task.discrete:
-            parts = decompose_classes(value)
+    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
+        """What all passes say together."""
+        samples: list[Prediction] = []
+
+        def take(output: Any) -> None:
+            samples.append(self.sample(output, self.known_task(output, batch)))
+            first, last = (tuple(sample.value.shape) for sample in (samples[0], samples[-1]))
+            if last != first:
+                raise ValueError(
+                    f"members must predict the same, but member {len(samples) - 1} gave {last} and member 0 {first} "
+                    f"for {len(batch)} inputs."
+                )
+
+        self.detector.passes(batch, take)
+        home = samples[0].value.device
+        value = torch.stack([sample.value.to(home) for sample in samples])
+        if samples[0].classes:
+            wrong = ~value.amax(-1).isfinite()  # a class may be ruled out by -inf
+            shape = wrong.shape[1:]
+            predicted, scores = decompose_classes(value.flatten(1, -2))
+            probabilities = value.softmax(-1).mean(0) if self.pixels is None else None  # (n, C)
+            prediction = Prediction(predicted.view(shape), value.shape[-1], probabilities=probabilities)
+            scores = scores.reshape(shape)
         else:
-            variances = [sample.variance for sample in samples if sample.variance is not None]
-            parts = decompose_numbers(value, torch.cat(variances) if variances else None)
+            variances = [sample.variance.to(home) for sample in samples if sample.variance is not None]
+            predicted, scores = decompose_numbers(value, torch.stack(variances) if variances else None)
+            prediction = Prediction(predicted)
+            wrong = ~value.isfinite()
             wrong = wrong.any(-1) if wrong.dim() == 3 else wrong
-        parts = parts._replace(epistemic=parts.epistemic.masked_fill(wrong.any(0), math.nan))
-        if self.pixels is not None:
-            shape = select(output, task.output, "the network", "output").shape[-2:]
-            parts = Parts(*(None if part is None else part.reshape(-1, *shape) for part in parts))  # type: ignore[arg-type]
-        scores = LayerScores(**{name: found for name, found in parts._asdict().items() if name != "prediction"})
-        if not task.discrete:
-            return Prediction(parts.prediction), scores
-        probabilities = value.softmax(-1).mean(0) if self.pixels is None else None  # (n, C)
-        return Prediction(parts.prediction, samples[0].classes, probabilities=probabilities), scores
+        return prediction, replace(scores, epistemic=scores.epistemic.masked_fill(wrong.any(0), math.nan))
 
 
 class DeepEnsemble(VotingDetector):
@@ -122,48 +132,18 @@ class DeepEnsemble(VotingDetector):
     """
 
     def __init__(self, models: Iterable[nn.Module], **options: Unpack[OutputOptions]) -> None:
-        check_options(self, options, OutputOptions)
-        self.models, progress = _checked(models), options.pop("progress", None)
-        super().__init__(EnsembleReader(self.models, **options), progress=progress)
+        self.models = _checked(models)
+        super().__init__(self.models[0], options)
 
-
-class EnsembleReader(VotingReader):
-    """Runs the members of a `DeepEnsemble` on each batch."""
-
-    def __init__(self, models: tuple[nn.Module, ...], **options: Any) -> None:
-        super().__init__(models[0], **options)
-        self.models = models
-
-    def parts(self, batch: Batch) -> tuple[Prediction, LayerScores]:
-        """What the members say together."""
-        samples: list[Prediction] = []
-        for position, member in enumerate(self.models):
+    def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
+        """Run the members one after the other."""
+        for member in self.models:
             device = device_of(member)
             inputs = batch if device is None else batch.to(device)
-            output, _ = run(member, {}, inputs.args, inputs.kwargs)
-            task = self.known_task(output, batch)
-            sample = self.sample(output, task)
-            if samples and sample.value.shape != samples[0].value.shape[1:]:
-                raise ValueError(
-                    f"members must predict the same, but member {position} gave {tuple(sample.value.shape)} and "
-                    f"member 0 {tuple(samples[0].value.shape[1:])} for {len(batch)} inputs."
-                )
-            home = samples[0].value.device if samples else sample.value.device
-            variance = None if sample.variance is None else sample.variance.to(home)[None]
-            samples.append(Prediction(sample.value.to(home)[None], sample.classes, variance))
-        return self.vote(task, samples, output)
+            take(run(member, {}, inputs.args, inputs.kwargs)[0])
 
 
-class Parts(NamedTuple):
-    """A prediction for n inputs and the two kinds of uncertainty, in the order of `Uncertainty`."""
-
-    prediction: Tensor  # (n,) classes, or (n,) or (n, q) numbers
-    epistemic: Tensor  # (n,)
-    aleatoric: Tensor | None = None  # (n,)
-    log_aleatoric: Tensor | None = None  # (n,)
-
-
-def decompose_classes(scores: Tensor) -> Parts:
+def decompose_classes(scores: Tensor) -> tuple[Tensor, LayerScores]:
     r"""Mean entropy and mutual information of K predicted distributions over classes, from logits (K, n, C), in nats.
 
     .. math::
@@ -172,19 +152,18 @@ def decompose_classes(scores: Tensor) -> Parts:
             = \frac1K \sum_k \sum_c p_{kc} \left(e^{t_{kc}} - 1 - t_{kc}\right), \quad
         t_{kc} = \log \bar p_c - \log p_{kc}
 
-    with p̄ the mean of the p_k, and the prediction its largest class. (The paper's appendix prints both entropies
-    without their minus signs; these are the quantities it names.) The last form has terms that are never negative: it
-    keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
+    with p̄ the mean of the p_k, and the prediction its largest class. The last form has terms that are never negative:
+    it keeps its digits where the two entropies agree in all of theirs, and is exactly zero where all members are equal.
     """
     # Some inputs at a time: for maps, all intermediate values would take gigabytes, and on a CPU no cache holds them.
     cells = CELLS if scores.device.type == "cpu" else CELLS_ON_GPU
     rows = max(1, cells // (scores.shape[0] * scores.shape[2]))
-    parts = [_decompose(part) for part in scores.split(rows, dim=1)]
-    return parts[0] if len(parts) == 1 else Parts(*(torch.cat(values) for values in zip(*parts, strict=True)))
+    predictions, parts = zip(*map(_decompose, scores.split(rows, dim=1)), strict=True)
+    return torch.cat(predictions), LayerScores.cat(parts)
 
 
-def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
-    r"""Mean variance and variance of the means of K predictions (K, n) or (K, n, q), summed over outputs.
+def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> tuple[Tensor, LayerScores]:
+    r"""Mean variance and variance of the means of K predictions (K, n), (K, n, H, W) or (K, n, q), summed over these q.
 
     .. math::
         \text{aleatoric} = \frac1K \sum_k \sigma_k^2, \qquad
@@ -194,7 +173,8 @@ def decompose_numbers(value: Tensor, variance: Tensor | None = None) -> Parts:
     """
     mean = (value / len(value)).sum(0)  # the sum of undivided ones may overflow
     spread = (value - mean).square().mean(0)
-    return Parts(mean, _total(spread), None if variance is None else _total(variance.mean(0)))
+    aleatoric = None if variance is None else _total(variance.mean(0))
+    return mean, LayerScores(epistemic=_total(spread), aleatoric=aleatoric)
 
 
 def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
@@ -204,7 +184,7 @@ def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
     for position, member in enumerate(members):
         if not isinstance(member, nn.Module):
             raise TypeError(f"member {position} must be a torch.nn.Module, not {type(member).__name__}.")
-        first = next(i for i, other in enumerate(members) if other is member)
+        first = members.index(member)
         if first != position:
             raise ValueError(
                 f"members {first} and {position} are one and the same network, which can only agree with itself: pass "
@@ -215,7 +195,7 @@ def _checked(models: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
     return members
 
 
-def _decompose(scores: Tensor) -> Parts:
+def _decompose(scores: Tensor) -> tuple[Tensor, LayerScores]:
     members, n, classes = scores.shape
     posterior = infer(scores.flatten(0, 1), scores.new_zeros(classes))
     assert posterior.log_entropy is not None
@@ -226,21 +206,19 @@ def _decompose(scores: Tensor) -> Parts:
     t = log_mean - log_p  # (K, n, C), at least -log K
     p = log_p.exp()
     small = t.abs() < 0.25  # there e^t - 1 - t loses digits, which its series keeps
-    one = t.new_ones(())
-    series = one
+    series = one = t.new_ones(())
     for k in range(9, 2, -1):
         series = torch.addcmul(one, t, series, value=1 / k)  # 1 + t / k · series
     far = log_mean.exp() - p - p * t  # never p · e^t: e^t overflows where p is zero
     information = torch.where(small, p * t.square() / 2 * series, far).sum(-1).mean(0)
-    return Parts(
-        log_mean.argmax(-1),
-        information.clamp(0.0, math.log(min(members, classes))),
-        posterior.entropy.view(members, n).mean(0),
-        posterior.log_entropy.view(members, n).logsumexp(0) - math.log(members),
+    return log_mean.argmax(-1), LayerScores(
+        epistemic=information.clamp(0.0, math.log(min(members, classes))),
+        aleatoric=posterior.entropy.view(members, n).mean(0),
+        log_aleatoric=posterior.log_entropy.view(members, n).logsumexp(0) - math.log(members),
     )
 
 
 def _total(variance: Tensor) -> Tensor:
     """One number per input, saturated where the dtype ends."""
-    total = variance if variance.dim() == 1 else variance.sum(-1)
+    total = variance.sum(-1) if variance.dim() == 2 else variance
     return total.clamp(max=torch.finfo(total.dtype).max)

@@ -36,16 +36,12 @@ class Index(nn.Module):
 
         Neighbours are found by matrix products; their distances are then computed without them, to all digits.
         """
-        found = []
-        for rows in z.double().split(QUERIES):
-            index = self._candidates(rows, k)
-            few = max(1, CELLS // (k * z.shape[1]))
-            parts = zip(rows.split(few), index.split(few), strict=True)
-            squares = [(some[:, None] - self.points[near].double()).square().sum(-1) for some, near in parts]
-            away, order = torch.cat(squares).sqrt().sort(dim=1, stable=True)  # (r, k)
-            found.append((away, index.gather(1, order)))
-        distances, indices = zip(*found, strict=True)
-        return torch.cat(distances), torch.cat(indices)
+        rows, few = z.double(), max(1, CELLS // (k * z.shape[1]))
+        index = torch.cat([self._candidates(some, k) for some in rows.split(QUERIES)])
+        parts = zip(rows.split(few), index.split(few), strict=True)
+        squares = [(some[:, None] - self.points[near].double()).square().sum(-1) for some, near in parts]
+        distances, order = torch.cat(squares).sqrt().sort(dim=1, stable=True)
+        return distances, index.gather(1, order)
 
     def _candidates(self, rows: Tensor, k: int) -> Tensor:
         best = rows.new_empty(len(rows), 0)
@@ -66,7 +62,7 @@ class NeighbourDistance(RowMethod):
     """The distance to the k-th nearest training point, of directions only where it is to `normalise`."""
 
     unit = "distance"
-    needs_classes = False
+    conditional = needs_classes = False
 
     def __init__(self, k: int, *, normalise: bool = True) -> None:
         super().__init__()

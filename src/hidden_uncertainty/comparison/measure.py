@@ -21,8 +21,6 @@ from ..model.tasks import whole_labels
 from ..uncertainty import Uncertainty
 from ..version import __version__
 
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
-
 
 def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """The median time of each side, over rounds in which each has its turn, after one call that does not count.
@@ -54,7 +52,7 @@ def one_thread() -> Iterator[None]:
 def versions() -> dict[str, str]:
     """Versions of Python, of this package and of those whose numbers it builds on."""
     own = {"python": platform.python_version(), "hidden-uncertainty": __version__}
-    return own | {name: version(name) for name in PACKAGES}
+    return own | {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
 
 
 def hardware() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any, Protocol
@@ -21,7 +20,6 @@ from .measure import detection, errors, hardware, milliseconds, versions
 from .table import FORWARD, Comparison
 
 TIMED = 512  # inputs, or a few more: whole batches
-Found = dict[tuple[str | None, str], float]  # by what is to be detected, or None, and the metric
 
 
 class Comparable(Protocol):
@@ -82,43 +80,55 @@ def compare(
     """
     ood = dict(out_of_distribution) if isinstance(out_of_distribution, Mapping) else {"ood": out_of_distribution}
     _check(methods, ood, train, calibration, rounds)
-    given = {"in_distribution": in_distribution, "train": train, "calibration": calibration}
-    for name, loader in {**given, **{f"out_of_distribution {name!r}": loader for name, loader in ood.items()}}.items():
-        if loader is not None:
-            check(name, loader, unpack)
+    _check_loaders({"in_distribution": in_distribution, "train": train, "calibration": calibration}, unpack)
+    _check_loaders({f"out_of_distribution {name!r}": loader for name, loader in ood.items()}, unpack)
     known = LabelledLoader(in_distribution, unpack)
-    network = next((part for part in (model, *map(_network, methods.values())) if part is not None), None)
+    if model is None:
+        networks = (getattr(method, "model", None) for method in methods.values())
+        model = next((network for network in networks if isinstance(network, nn.Module)), None)
 
-    found: dict[str, Found] = {FORWARD: {}}
+    rows: list[dict[str, Any]] = []
+
+    def add(method: str, ood: str | None, found: Mapping[str, float]) -> None:
+        rows.extend({"method": method, "ood": ood, "metric": metric, "value": value} for metric, value in found.items())
+
     counts: dict[str, int] = {}
     with bars(progress), progress_bar("comparing", len(methods)) as bar:
         for name, method in methods.items():
-            found[name] = {}
-            with _named(name):
+            try:
                 if train is not None:
-                    found[name][None, "fit seconds"] = _fit(method, train, calibration)
-                found[name] |= _score(method, known, ood, counts)
+                    add(name, None, {"fit seconds": _fit(method, train, calibration)})
+                inside = _uncertainty(method, known)
+                pixels = getattr(method, "pixels", None)
+                add(name, None, errors(inside, known.label(), pixels if isinstance(pixels, Pixels) else None))
+                counts["in_distribution"] = len(inside)
+                for what, loader in ood.items():
+                    outside = _uncertainty(method, loader)
+                    add(name, what, detection(inside, outside))
+                    counts[what] = len(outside)
+            except Exception as error:
+                raise RuntimeError(f"method {name!r} failed: {type(error).__name__}: {error}") from error
             bar.advance(method=name)
 
     items, sizes = known.first(TIMED)
-    for name, ms in _times(methods, network, items, unpack, rounds).items():
-        found[name][None, "ms per input"] = ms / sum(sizes)
-    if network is not None:
-        forward = found[FORWARD][None, "ms per input"]
-        for values in found.values():
-            values[None, "times forward"] = values[None, "ms per input"] / forward
-    rows = [
-        {"method": name, "ood": ood, "metric": metric, "value": value}
-        for name, values in found.items()
-        for (ood, metric), value in values.items()
-    ]
+    sides: dict[str, Callable[[], Any]] = {name: partial(method.predict, items) for name, method in methods.items()}
+    if model is not None:
+        sides = {FORWARD: partial(_forward, model, items, unpack), **sides}
+    with bars(False):  # drawing a bar may take longer than what is timed
+        times = milliseconds(sides, rounds)
+    for name, ms in times.items():
+        add(name, None, {"ms per input": ms / sum(sizes)})
+        if model is not None:
+            add(name, None, {"times forward": ms / times[FORWARD]})
+    rows.sort(key=lambda row: [FORWARD, *methods].index(row["method"]))
+    device = None if model is None else device_of(model)
     about = {
         "inputs": counts,
         "timed inputs": sum(sizes),
         "batch": max(sizes),
         "rounds": rounds,
         "threads": torch.get_num_threads(),
-        "device": str(_device(network)),
+        "device": str(device or "cpu"),
         "hardware": hardware(),
         "versions": versions(),
     }
@@ -158,15 +168,6 @@ class LabelledLoader:
         return items, sizes
 
 
-def check(name: str, loader: Iterable[Any], adapter: Adapter | None = None) -> None:
-    """Raise, with the loader's name, where it cannot be read, can be read only once, or gives nothing."""
-    try:
-        require_repeatable(loader, passes=2)
-        next(batches(loader, adapter))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from error
-
-
 def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calibration: Any, rounds: int) -> None:
     if not isinstance(methods, Mapping):
         raise TypeError(
@@ -190,24 +191,22 @@ def _check(methods: Mapping[str, Any], ood: Mapping[str, Any], train: Any, calib
         raise ValueError(f"rounds must be at least 1, not {rounds}.")
 
 
+def _check_loaders(loaders: Mapping[str, Iterable[Any] | None], adapter: Adapter | None) -> None:
+    """Raise, with the name of the loader that cannot be read, can be read only once, or gives nothing."""
+    for name, loader in loaders.items():
+        if loader is not None:
+            try:
+                require_repeatable(loader, passes=2)
+                next(batches(loader, adapter))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{name}: {error}") from error
+
+
 def _fit(method: Any, train: Iterable[Any], calibration: Iterable[Any] | None) -> float:
     takes = calibration is not None and "calibration" in signature(method.fit).parameters
     start = time.perf_counter()
     method.fit(train, **({"calibration": calibration} if takes else {}))
     return time.perf_counter() - start
-
-
-def _score(method: Comparable, known: LabelledLoader, ood: Mapping[str, Any], counts: dict[str, int]) -> Found:
-    inside = _uncertainty(method, known)
-    counts["in_distribution"] = len(inside)
-    pixels = getattr(method, "pixels", None)
-    ranked = errors(inside, known.label(), pixels if isinstance(pixels, Pixels) else None)
-    found: Found = {(None, metric): value for metric, value in ranked.items()}
-    for name, loader in ood.items():
-        outside = _uncertainty(method, loader)
-        counts[name] = len(outside)
-        found |= {(name, metric): value for metric, value in detection(inside, outside).items()}
-    return found
 
 
 def _uncertainty(method: Comparable, loader: Iterable[Any]) -> Uncertainty:
@@ -217,46 +216,13 @@ def _uncertainty(method: Comparable, loader: Iterable[Any]) -> Uncertainty:
     return u.cpu()
 
 
-def _times(
-    methods: Mapping[str, Comparable], network: nn.Module | None, items: list[Any], adapter: Adapter | None, rounds: int
-) -> dict[str, float]:
-    """Milliseconds that each method and the network take for all items."""
-    sides: dict[str, Callable[[], Any]] = {name: partial(method.predict, items) for name, method in methods.items()}
-    if network is not None:
-        sides = {FORWARD: partial(_forward, network, items, adapter), **sides}
-    with ExitStack() as stack:
-        for method in methods.values():
-            if hasattr(method, "progress"):  # drawing a bar may take longer than what is timed
-                stack.callback(setattr, method, "progress", method.progress)
-                method.progress = False
-        return milliseconds(sides, rounds)
-
-
 def _forward(network: nn.Module, items: list[Any], adapter: Adapter | None) -> None:
-    device = _device(network)
+    device = device_of(network)
 
     def work(inner: nn.Module) -> None:
-        for batch in batches(items, adapter, device_of(network), dtype_of(network)):
+        for batch in batches(items, adapter, device, dtype_of(network)):
             inner(*batch.args, **batch.kwargs)
 
     lend(network, {}, work)
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _network(method: object) -> nn.Module | None:
-    network = getattr(method, "model", None)
-    return network if isinstance(network, nn.Module) else None
-
-
-def _device(network: nn.Module | None) -> torch.device:
-    return (None if network is None else device_of(network)) or torch.device("cpu")
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say which method failed."""
-    try:
-        yield
-    except Exception as error:
-        raise RuntimeError(f"method {name!r} failed: {type(error).__name__}: {error}") from error

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 FORWARD = "forward pass"  # the network alone, a row of its own to compare costs with
-BAR = r"\|"
-Column = tuple[str | None, str]  # the data to be detected, or None, and the metric
 Part = Mapping[str, tuple[str, Callable[[float], str]]]  # what a metric is called, and how it is written
 
 
@@ -83,70 +81,55 @@ class Comparison:
             metric: one of those that `compare` lists.
             ood: which data is to be detected, for `auroc`, `average precision` and `fpr95`; None for the others.
         """
-        measured = [row["metric"] for row in self.rows]
         for what, name, known in (
             ("method", method, [FORWARD, *self.methods]),
-            ("metric", metric, [*DETECTION, *OTHER, *measured]),
+            ("metric", metric, [*DETECTION, *OTHER, *(row["metric"] for row in self.rows)]),
             ("ood", ood, self.ood if metric in DETECTION else [None, *self.ood]),
         ):
             if name not in known:
                 there = ", ".join(repr(name) for name in dict.fromkeys(known))
                 raise ValueError(f"{what} must be one of {there}, not {name!r}.")
         asked = (method, metric, ood)
-        same = (row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked)
-        return next(same, None)
+        return next((row["value"] for row in self.rows if (row["method"], row["metric"], row["ood"]) == asked), None)
 
     def __repr__(self) -> str:
         """Tables of detection, and of errors and cost, in Markdown, with deviations beside means of several runs."""
-        blocks = []
-        for part, columns in self._parts():
-            heads = ["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]
-            # A bar in a name, as in p(y|x), must not begin another column.
-            lines = [[cell.replace("|", BAR) for cell in line] for line in (heads, *self._lines(part, columns))]
-            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-            lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-            for name, *cells in lines:
-                numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-                blocks.append(f"| {' | '.join([name.ljust(widths[0]), *numbers])} |")
-            blocks.append("")
-        return "\n".join([*blocks, *_about(self)]).rstrip()
+        about = [self._about()] if self.about else []
+        return "\n".join([*self._table(DETECTION), *self._table(OTHER), *about]).rstrip()
 
-    def _parts(self) -> Iterator[tuple[Part, list[Column]]]:
-        """What is in each table."""
-        there = {(row["ood"], row["metric"]) for row in self.rows}
-        for part in (DETECTION, OTHER):
-            columns = [(ood, metric) for ood in (None, *self.ood) for metric in part if (ood, metric) in there]
-            if columns:
-                yield part, columns
-
-    def _lines(self, part: Part, columns: list[Column]) -> list[list[str]]:
-        """One line per method that has any of the columns."""
+    def _table(self, part: Part) -> list[str]:
+        """The lines of one table, and an empty one; of methods that have any of its numbers."""
         rows = {(row["method"], row["ood"], row["metric"]): row for row in self.rows}
-        lines = []
+        there = {(ood, metric) for _, ood, metric in rows}
+        columns = [(ood, metric) for ood in (None, *self.ood) for metric in part if (ood, metric) in there]
+        if not columns:
+            return []
+        lines = [["method", *(part[metric][0] + f", {ood}" * (ood is not None) for ood, metric in columns)]]
         for method in self.methods:
             cells = []
-            for column in columns:
-                row, show = rows.get((method, *column), {}), part[column[1]][1]
+            for ood, metric in columns:
+                row, show = rows.get((method, ood, metric), {}), part[metric][1]
                 text = show(row["value"]) if row else ""
                 cells.append(f"{text} ± {show(row['std'])}" if row.get("n", 1) > 1 else text)
             if any(cells):
                 lines.append([method, *cells])
-        return lines
+        # A bar in a name, as in p(y|x), must not begin another column.
+        lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+        blocks = []
+        for name, *cells in lines:
+            numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+            blocks.append(f"| {' | '.join([name.ljust(widths[0]), *numbers])} |")
+        return [*blocks, ""]
 
-
-def _about(comparison: Comparison) -> list[str]:
-    about = comparison.about
-    if not about:
-        return []
-    inputs = ", ".join(f"{name} {count:,}" for name, count in about["inputs"].items())
-    runs = max((row.get("n", 1) for row in comparison.rows), default=1)
-    rounds, threads = _count(about["rounds"], "round"), _count(about["threads"], "thread")
-    return [
-        f"Inputs: {inputs}.{f' Means of {runs} runs.' * (runs > 1)} Times: median of {rounds} over "
-        f"{about['timed inputs']:,} inputs, {about['batch']} per batch, {threads}, on {about['device']}; "
-        f"{about['hardware']}."
-    ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+    def _about(self) -> str:
+        about = self.about
+        inputs = ", ".join(f"{name} {count:,}" for name, count in about["inputs"].items())
+        runs = max((row.get("n", 1) for row in self.rows), default=1)
+        rounds, threads = about["rounds"], about["threads"]
+        return (
+            f"Inputs: {inputs}.{f' Means of {runs} runs.' * (runs > 1)} Times: median of {rounds} "
+            f"round{'s' * (rounds != 1)} over {about['timed inputs']:,} inputs, {about['batch']} per batch, {threads} "
+            f"thread{'s' * (threads != 1)}, on {about['device']}; {about['hardware']}."
+        )

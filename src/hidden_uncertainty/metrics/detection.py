@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..arrays import to_tensor
 
@@ -47,11 +48,10 @@ def by_name(elsewhere: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 def as_scores(values: Values, name: str) -> Tensor:
     """Values as a float64 tensor without gradient; an error with their name if there are none or some are NaN."""
     values = to_tensor(values)
-    if isinstance(values, Tensor):
-        # Apple's GPUs have no float64.
-        scores = (values.detach().cpu() if values.device.type == "mps" else values.detach()).double()
-    else:
-        scores = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+    if not isinstance(values, Tensor):
+        values = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+    # Apple's GPUs have no float64.
+    scores = (values.cpu() if values.device.type == "mps" else values).detach().double()
     if scores.numel() == 0:
         raise ValueError(f"{name} is empty (shape {tuple(scores.shape)}): give at least one value.")
     missing = int(scores.isnan().sum())
@@ -60,38 +60,25 @@ def as_scores(values: Values, name: str) -> Tensor:
     return scores
 
 
-def last_of_ties(ordered: Tensor) -> Tensor:
-    """Positions at which runs of equal values end, (groups,)."""
-    last = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
-    torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
-    return last.nonzero().flatten()
-
-
 def alike(**values: Values) -> list[Tensor]:
     """Flat float64 tensors on the device of the first; their shapes must be the same."""
     tensors = {name: as_scores(given, name) for name, given in values.items()}
     shapes = [tuple(tensor.shape) for tensor in tensors.values()]
     if len(set(shapes)) > 1:
         raise ValueError(
-            f"{_listed(tensors)} must have the same shape, got {_listed(shapes)}: give one value per input, and "
-            "squeeze (n, 1) to (n,) first."
+            f"{' and '.join(tensors)} must have the same shape, got {' and '.join(map(str, shapes))}: give one value "
+            "per input, and squeeze (n, 1) to (n,) first."
         )
     device = next(iter(tensors.values())).device
     return [tensor.flatten().to(device) for tensor in tensors.values()]
 
 
-def _listed(things: Iterable[object]) -> str:
-    *most, last = map(str, things)
-    return f"{', '.join(most)} and {last}"
-
-
 def mean_of_kept(scores: Tensor, values: Tensor) -> Tensor:
     """Mean of the values with the k lowest scores, k from 1 to n, averaged over all orders of equal scores."""
     scores, order = scores.sort()
-    last = last_of_ties(scores)
-    ends = torch.nn.functional.pad(last + 1, (1, 0))  # inputs kept after each whole group, from 0
-    sums = torch.nn.functional.pad(values[order].cumsum(0)[last], (1, 0))  # and the sum of their values
-    sizes = ends.diff()
+    _, sizes = scores.unique_consecutive(return_counts=True)
+    ends = pad(sizes.cumsum(0), (1, 0))  # inputs kept after each whole group, from 0
+    sums = pad(values[order].cumsum(0), (1, 0))[ends]  # and the sum of their values
     k = torch.arange(1, len(scores) + 1, device=scores.device)
     group = torch.repeat_interleave(sizes)  # (n,)
     # Product before quotient: at the end of a group the division of integers is exact.
@@ -152,9 +139,9 @@ def fpr_at_tpr(*, negative: Values, positive: Values, tpr: float = 0.95) -> floa
         >>> fpr_at_tpr(negative=[0.1, 0.2, 0.3, 0.4], positive=[0.3, 0.5, 0.6, 0.7], tpr=0.95)
         0.5
     """
-    low, high = _pair_of_scores(negative, positive)
-    threshold = high.kthvalue(len(high) - positives_to_catch(len(high), tpr) + 1).values
-    return int((low >= threshold).sum()) / len(low)
+    fp, tp = _counts(negative, positive)
+    first = torch.searchsorted(tp, positives_to_catch(int(tp[-1]), tpr))
+    return int(fp[first]) / int(fp[-1])
 
 
 @by_name(_SCIKIT_LEARN)
@@ -275,17 +262,13 @@ def raulc(uncertainty: Values, correct: Values) -> float:
 
 def _counts(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     """Negatives and positives at or above each distinct score, highest first, after a leading (0, 0)."""
-    low, high = _pair_of_scores(negative, positive)
-    scores, order = torch.cat([low, high]).sort(descending=True)
-    last = last_of_ties(scores)
-    tp = (order >= len(low)).cumsum(0)[last]
-    fp = last + 1 - tp
-    return torch.nn.functional.pad(fp, (1, 0)), torch.nn.functional.pad(tp, (1, 0))
-
-
-def _pair_of_scores(negative: Values, positive: Values) -> tuple[Tensor, Tensor]:
     low = as_scores(negative, "negative").flatten()
-    return low, as_scores(positive, "positive").flatten().to(low.device)
+    high = as_scores(positive, "positive").flatten().to(low.device)
+    scores, order = torch.cat([low, high]).sort(descending=True)
+    _, sizes = scores.unique_consecutive(return_counts=True)
+    ends = pad(sizes.cumsum(0), (1, 0))
+    tp = pad((order >= len(low)).cumsum(0), (1, 0))[ends]
+    return ends - tp, tp
 
 
 def _scores_and_correct(scores: Values, correct: Values, name: str) -> tuple[Tensor, Tensor]:

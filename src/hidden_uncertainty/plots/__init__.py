@@ -8,11 +8,4 @@ from .curves import plot_accuracy_rejection, plot_roc, plot_scores
 from .pixels import plot_maps
 from .style import dress, save
 
-__all__ = [
-    "dress",
-    "plot_accuracy_rejection",
-    "plot_maps",
-    "plot_roc",
-    "plot_scores",
-    "save",
-]
+__all__ = ["dress", "plot_accuracy_rejection", "plot_maps", "plot_roc", "plot_scores", "save"]

@@ -66,9 +66,7 @@ def plot_scores(
         ax.stairs(heights, edges, color=colour, linewidth=1.4, linestyle=dashes, label=text)
     if threshold is not None:
         ax.axvline(threshold, color=INK, linewidth=1.2, linestyle="--", label=f"threshold {threshold:.4g}")
-    ax.set(xlim=(low, high), xlabel=label)
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel("density")
+    ax.set(xlim=(low, high), ylim=(0, None), xlabel=label, ylabel="density")
     ax.grid(visible=False, axis="x")
     legend(ax, "best")
     return ax

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,7 @@ def plot_maps(
         if len(maps) != 1:
             raise ValueError(f"maps must be of one image, got {len(maps)}: draw u[0].")
         prediction = maps.prediction if prediction is None else prediction
-        both = {"epistemic": maps.epistemic, "aleatoric": maps.aleatoric}
-        maps = {name: values for name, values in both.items() if values is not None}
+        maps = {"epistemic": maps.epistemic} | ({} if maps.aleatoric is None else {"aleatoric": maps.aleatoric})
     scores = {name: _map(values, name) for name, values in maps.items()}
     truths = {"prediction": prediction, "label": label}
     answers = {name: _map(values, name) for name, values in truths.items() if values is not None}
@@ -81,26 +80,25 @@ def plot_maps(
 
     # Prediction and label share their colours, for numbers and for classes.
     numbers = {name: values for name, values in answers.items() if values.dtype.kind == "f"}
-    limits = _limits(np.concatenate([np.empty(0), *(values.ravel() for values in numbers.values())]), tail)
-    groups = [values.ravel() for name, values in answers.items() if name not in numbers]
-    present = np.unique(np.concatenate([np.empty(0, int), *groups]))
-    shades = {int(c): _NOTHING if c == ignore else CLASS_COLOURS[int(c) % len(CLASS_COLOURS)] for c in present}
+    present = {int(c) for name, values in answers.items() if name not in numbers for c in np.unique(values)}
+    names = dict(enumerate(() if classes is None else classes))
+    named = [(names.get(c, str(c)), CLASS_COLOURS[c % len(CLASS_COLOURS)]) for c in sorted(present - {ignore})]
+    palette = np.array([to_rgb(shade) for shade in CLASS_COLOURS])
 
     height, width = next(iter(panels.values())).shape[:2]
-    names = dict(enumerate([] if classes is None else classes))
-    named = [(names.get(c, str(c)), shade) for c, shade in shades.items() if c != ignore]
     axes = _grid(len(panels), columns, height / width, named)
     for ax, (name, values) in zip(axes, panels.items(), strict=True):
         ax.set_title(name, loc="left", size=11, color=INK)
         if name in pictures:
             _show(ax, values)
         elif name in scores:
-            _show_numbers(ax, values, _limits(values, tail), _SCORES)
+            _show_numbers(ax, values, _limits([values], tail), _SCORES)
         elif name in numbers:
-            _show_numbers(ax, values, limits, _NUMBERS)
+            _show_numbers(ax, values, _limits(numbers.values(), tail), _NUMBERS)
         else:
-            colours = np.array([to_rgb(shade) for shade in shades.values()])[np.searchsorted(present, values)]
-            _show(ax, colours, interpolation="nearest")  # (H, W, 3)
+            left_out = (values == ignore)[..., None]
+            colours = np.where(left_out, to_rgb(_NOTHING), palette[values.astype(int) % len(palette)])  # (H, W, 3)
+            _show(ax, colours, interpolation="nearest")
     return axes[0].figure.figure
 
 
@@ -141,10 +139,8 @@ def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str
     fits = max(1, int(total / (0.35 + 0.085 * max((len(name) for name, _ in names), default=0))))
     foot = 0.2 * math.ceil(len(names) / fits)
     figure = Figure(figsize=(total, rows * (width * shape + 0.7) + foot), layout="constrained", facecolor="white")
-    panels = figure.subplots(rows, across, squeeze=False).flatten()
-    for ax in panels[count:]:
-        ax.remove()
-    for ax in panels[:count]:
+    panels = [figure.add_subplot(rows, across, place) for place in range(1, count + 1)]
+    for ax in panels:
         ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], box_aspect=shape, anchor="N")
         ax.spines[:].set(color=GREY, linewidth=0.6)
     if names:
@@ -152,11 +148,11 @@ def _grid(count: int, columns: int, shape: float, names: Sequence[tuple[str, str
         how |= {"frameon": False, "fontsize": 9, "labelcolor": INK}
         handles = [Patch(facecolor=shade, label=name) for name, shade in names]
         figure.legend(handles=handles, loc="outside lower left", ncols=min(len(names), fits), **how)
-    return list(panels[:count])
+    return panels
 
 
-def _limits(values: np.ndarray, tail: float) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
+def _limits(maps: Iterable[np.ndarray], tail: float) -> tuple[float, float]:
+    finite = np.concatenate([values[np.isfinite(values)] for values in maps])
     if not len(finite):
         return 0.0, 1.0
     low, high = np.quantile(finite, [tail, 1 - tail])

@@ -79,12 +79,11 @@ def dress(ax: Axes) -> None:
 def legend(ax: Axes, inside: Literal["best", "lower right", "lower left"], title: str = "") -> None:
     """Name the curves, in a free corner; many names go beside the picture instead."""
     few = len(ax.get_legend_handles_labels()[0]) <= INSIDE
-    legend = ax.legend(loc=inside) if few else ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    legend.set_title(title)
-    legend.set_alignment("left")
-    legend.get_frame().set(linewidth=0, alpha=0.9)
-    for text in (legend.get_title(), *legend.get_texts()):
-        text.set(size=10, color=INK)
+    how: dict[str, Any] = {"loc": inside} if few else {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
+    how |= {"alignment": "left", "framealpha": 0.9, "fontsize": 10, "title_fontsize": 10, "labelcolor": INK}
+    legend = ax.legend(title=title, **how)
+    legend.get_frame().set_linewidth(0)
+    legend.get_title().set_color(INK)
 
 
 def style(i: int) -> tuple[str, str]:
