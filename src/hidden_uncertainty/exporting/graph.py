@@ -6,12 +6,13 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
 from ..density import GaussianMixture, JointMixture
 from ..extract import Extractor, PixelExtractor, Rows, activation_of
@@ -21,7 +22,6 @@ from ..model.batches import Batch
 from ..model.capture import device_of, find
 from ..model.tasks import Classification, Prediction, Regression
 from ..scoring.bayes import DensityMethod
-from ..scoring.combination import LOWEST, Combination, Tail
 from ..scoring.decisions import filled, unit_of
 from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
@@ -53,8 +53,6 @@ class Graph(nn.Module):
             )
         for name, term in self.head.terms.items():
             _prepare(name, term)
-        combination = self.head.combination
-        self.tails = Tails(combination) if combination.tails else None
         term = self.head.terms[self.head.leading]
         self.coverage = None if self.task.discrete or term.conformal is None else coverage
         self.reach = term.conformal.covering(coverage) if isinstance(self.coverage, float) else None  # type: ignore[union-attr,arg-type]
@@ -75,8 +73,7 @@ class Graph(nn.Module):
         unusable = sum(strange[1:], strange[0]).isnan()
         scores = {name: self._score(name, term, z[name], prediction) for name, term in head.terms.items()}
         self.stage.name = "the combination of scores"
-        each = {name: some.epistemic for name, some in scores.items()}
-        together = head.combination(each) if self.tails is None else self.tails(each)
+        together = head.combination({name: some.epistemic for name, some in scores.items()})
         epistemic = filled(together.reshape(unusable.shape), unusable, math.inf)
         leading = scores[head.leading]
         found = {"prediction": prediction.value, "epistemic": epistemic}
@@ -96,9 +93,8 @@ class Graph(nn.Module):
     def _run(self, batch: Batch, seen: dict[str, Any]) -> Any:
         """The network's output; what terms read of its layers goes to `seen`."""
         layers = find(self.model, [source.layer for source in self.sources.values() if source.layer is not None])
-        handles = []
-        for name, module in self.model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name)))
+        modules = self.model.named_modules()
+        handles = [module.register_forward_pre_hook(partial(self._enter, name)) for name, module in modules]
 
         def keep(name: str, value: Any) -> None:  # at once: the next layer may write into the same memory
             seen[name] = self._look(name, value, batch)
@@ -118,7 +114,7 @@ class Graph(nn.Module):
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, name: str) -> None:
+    def _enter(self, name: str, *_: Any) -> None:
         self.stage.name = f"layer {name!r}" if name else "the network"
 
     def _look(self, name: str, value: Any, batch: Batch) -> Any:
@@ -196,50 +192,6 @@ class PixelGraph(Graph):
 
     def _outputs(self, output: Any) -> Tensor:
         return self.task.score_maps(output)  # type: ignore[union-attr]
-
-
-class Tails(nn.Module):
-    r"""The sum of all terms' tails (`combination.Tail`), each of straight pieces, without a search for theirs.
-
-    .. math:: t_l = h_{l0} + \sum_i r_{li} \min(\max((s_l - k_{li}) / d_{li}, 0), 1)
-
-    with knots k, their distances d and rises r; the last piece has no end.
-    """
-
-    knots: Tensor  # (terms, pieces), as the others
-    steep: Tensor  # 1 / d
-    most: Tensor  # 1, or inf for the last
-    rise: Tensor  # r
-    start: Tensor  # h, (terms,), as the weights
-    weight: Tensor
-
-    def __init__(self, combination: Combination) -> None:
-        super().__init__()
-        self.names = list(combination.learnt)
-        tails = [tail for tail in combination.learnt.values() if isinstance(tail, Tail)]
-        most = max(len(tail.knots) for tail in tails)
-        rows: dict[str, list[Tensor]] = {"knots": [], "steep": [], "most": [], "rise": []}
-        for tail in tails:
-            knots, heights = (torch.tensor(part, dtype=torch.float64) for part in (tail.knots, tail.heights))
-            ones = torch.ones(len(knots) - 1)
-            ends = {"knots": knots, "steep": 1 / knots.diff(), "most": ones, "rise": heights.diff()}
-            last = {"steep": 1.0, "most": math.inf, "rise": tail.slope}
-            for name, part in ends.items():
-                whole = torch.cat([part, torch.tensor([last[name]])]) if name in last else part
-                whole = whole.double().clamp(max=1e300) if name == "steep" else whole.double()
-                rows[name].append(pad(whole, (0, most - len(knots))))
-        for name, parts in rows.items():
-            self.register_buffer(name, torch.stack(parts))
-        self.register_buffer("start", torch.tensor([tail.heights[0] for tail in tails], dtype=torch.float64))
-        self.register_buffer("weight", torch.tensor([tail.weight for tail in tails], dtype=torch.float64))
-
-    def forward(self, scores: Mapping[str, Tensor]) -> Tensor:
-        """One score per row."""
-        each = torch.stack([scores[name] for name in self.names], dim=-1)
-        along = (each.double()[..., None] - self.knots) * self.steep  # (n, terms, pieces)
-        rare = (along.clamp(min=0).minimum(self.most) * self.rise).sum(-1) + self.start  # (n, terms)
-        total = (self.weight * rare + (rare - LOWEST).clamp(min=0).square() / 2).sum(-1)
-        return total.clamp(max=torch.finfo(each.dtype).max).to(each.dtype)
 
 
 def copy_modules(model: nn.Module) -> nn.Module:

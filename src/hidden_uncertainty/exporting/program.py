@@ -276,8 +276,7 @@ def _difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
     known = np.isfinite(ours)
     if not np.array_equal(known, np.isfinite(theirs)):
         return float("inf")
-    sizes = np.abs(ours[known])
-    away = np.abs(ours - theirs, where=known, out=np.zeros_like(ours))[known] if known.any() else np.zeros(1)
+    sizes, away = np.abs(ours[known]), np.abs(ours[known] - theirs[known])
     return float((away / np.maximum(sizes, np.median(sizes) or 1.0)).max()) if known.any() else 0.0
 
 
