@@ -89,7 +89,7 @@ def numbers(text: str | None) -> list[float] | None:
 
 def option(text: str, default: Any = None, flags: tuple[str, ...] = (), **more: Any) -> Any:
     """An option of a command; `...` as its default makes it required."""
-    return typer.Option(default, *flags, help=text, show_default=type(default) in (int, float), **more)
+    return typer.Option(default, *flags, help=text, show_default=type(default) in (int, float, str), **more)
 
 
 _image = functools.partial(option, rich_help_panel="Images")
