@@ -58,10 +58,10 @@ class View(NamedTuple):
 
     def start(self, threshold: float | None) -> int:
         """Which of `RATES` is shown first: that of the detector's threshold, or 5 %."""
-        away = [abs(rate - 0.05 if threshold is None else at - threshold) for rate, at in self.rates(RATES)]
+        rates = self.rates(RATES)
+        away = [abs(rate - 0.05 if threshold is None else at - threshold) for rate, at in rates]
         # Of rates with one threshold, one of the table, or the highest: that is what a user asks for.
-        near = [i for i, some in enumerate(away) if some == min(away)]
-        return max(near, key=lambda i: (self.rates(RATES)[i][0] in TABLE, i), default=0)
+        return min(range(len(rates)), key=lambda i: (away[i], rates[i][0] not in TABLE, -i), default=0)
 
 
 def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
@@ -145,13 +145,8 @@ def thresholds(view: View, sets: Sequence[Scored], own: float | None, what: str)
         + [share(count, s.count) for count, s in zip(view.above(at), sets, strict=True)]
         for name, at in rows
     ]
-    head = [
-        "asked",
-        "threshold",
-        "true rate",
-        f"false alarms: {sets[0].name}",
-        *(f"caught: {s.name}" for s in sets[1:]),
-    ]
+    each = [f"false alarms: {sets[0].name}", *(f"caught: {s.name}" for s in sets[1:])]
+    head = ["asked", "threshold", "true rate", *each]
     fewest = "" if len(sets) > 1 else "How many outliers are caught is not known, as none were given (outliers=)."
     if view.samples < 999:
         fewest += f" Rates below {percent(1 / (view.samples + 1))} need more calibration {what}."

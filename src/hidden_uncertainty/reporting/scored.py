@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +22,13 @@ from ..uncertainty import Uncertainty
 COVERAGES = (0.5, 0.8, 0.9, 0.95)  # of intervals
 DRAWN = 1000  # pixels of an image, evenly over it, that accuracy and errors are told of
 NEAREST = 3
+KEEP, KEEP_MAPS = 6, 3  # inputs of each kind that are shown
 KINDS = ("surprising", "ambiguous", "familiar")
 Near = tuple[float, int, Tensor | None]  # distance, number, and the input where it is known
 
 
-class Example(NamedTuple):
+@dataclass
+class Example:
     """An input that is shown."""
 
     rank: float
@@ -34,6 +38,7 @@ class Example(NamedTuple):
     p_value: float | None
     label: Tensor | None
     batch: Batch  # of it alone
+    near: list[Near] = field(default_factory=list)  # the training inputs that are closest
 
     @property
     def input(self) -> Tensor | None:
@@ -43,10 +48,11 @@ class Example(NamedTuple):
 
 
 class Scored:
-    """What is known of one loader: columns of numbers, and `keep` inputs of each of `KINDS`."""
+    """What is known of one loader, whose inputs may have names: columns of numbers, and a few inputs of each kind."""
 
-    def __init__(self, name: str, detector: Detector, keep: int) -> None:
-        self.name, self.detector, self.keep = name, detector, keep
+    def __init__(self, name: str, detector: Detector, names: Sequence[str] | None) -> None:
+        self.name, self.detector, self.names = name, detector, names
+        self.keep = KEEP if detector.pixels is None else KEEP_MAPS
         self.count, self.labelled = 0, True  # whether all batches had labels of the predictions' shape
         self.parts: dict[str, list[Tensor]] = {}
         self.examples: dict[str, list[Example]] = {kind: [] for kind in KINDS}
@@ -65,10 +71,15 @@ class Scored:
             self._add(batch.to("cpu"), fitted.result(reading).cpu())
         if not self.count:
             raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
+        if self.names is not None and len(self.names) != self.count:
+            raise ValueError(
+                f"names has {len(self.names):,} entries, but the loader gave {self.count:,} inputs: give one each."
+            )
         if not self.labelled or not any(map(len, self.parts["by epistemic"])):
             self.parts = {name: part for name, part in self.parts.items() if name.startswith(("score ", "p_", "amb"))}
         if not self.labelled:
-            self.examples = {kind: [one._replace(label=None) for one in some] for kind, some in self.examples.items()}
+            for example in itertools.chain(*self.examples.values()):
+                example.label = None
         return self
 
     def _add(self, batch: Batch, u: Uncertainty) -> None:
@@ -112,12 +123,9 @@ class Scored:
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
 
 
-def nearest(
-    detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]
-) -> dict[int, list[Near]]:
-    """The training inputs closest to each example, by its id."""
+def find_nearest(detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]) -> None:
+    """Give each example the training inputs that are closest to it."""
     reductions, start = detector._fitted().head.reductions, 0
-    found: dict[int, list[Near]] = {id(example): [] for example in examples}
 
     def vectors(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, Tensor | None]]:
         for batch in detector.reader.batches(loader, what):
@@ -132,11 +140,10 @@ def nearest(
     for z, inputs in parts:
         best = torch.cdist(queries, z.cpu().double()).topk(min(NEAREST, len(z)), largest=False)
         for example, values, places in zip(examples, best.values.tolist(), best.indices.tolist(), strict=True):
-            shown = [None if inputs is None else inputs[i].cpu().clone() for i in places]
-            new = [(d, start + i, x) for d, i, x in zip(values, places, shown, strict=True)]
-            found[id(example)] = heapq.nsmallest(NEAREST, [*found[id(example)], *new], key=lambda one: one[0])
+            for d, i in zip(values, places, strict=True):
+                example.near.append((d, start + i, None if inputs is None else inputs[i].cpu().clone()))
+            example.near = heapq.nsmallest(NEAREST, example.near, key=lambda one: one[0])
         start += len(z)
-    return found
 
 
 def _shown(batch: Batch) -> Tensor | None:
