@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from torch.nn.functional import interpolate
 
 from ..density import GaussianMixture, JointMixture
 from ..extract import Extractor, PixelExtractor, Rows, activation_of
-from ..extract.pixel_extractor import LatentMap
 from ..marginal import Categorical
 from ..model.batches import Batch
 from ..model.capture import device_of, find
@@ -44,7 +42,8 @@ class Graph(nn.Module):
         super().__init__()
         self.model = copy_modules(reader.model)
         self.head = copy.deepcopy(fitted.head).to(device_of(reader.model) or "cpu")
-        self.sources, self.task, self.threshold = reader.sources, reader.task, fitted.threshold
+        self.reader, self.sources, self.threshold = reader, reader.sources, fitted.threshold
+        self.task: Any = reader.task
         self.example = [replace(batch, label=None)]
         self.stage = SimpleNamespace(name="the network")  # what is traced now, for errors
         if not isinstance(self.task, Classification | Regression):
@@ -63,11 +62,11 @@ class Graph(nn.Module):
         batch = self.example[0].map(lambda _: next(left))
         seen: dict[str, Any] = {}
         output = self._run(batch, seen)
-        prediction = self._predict(output, seen)
+        prediction = self.reader._predict(self.task, output, seen)
         z, strange = {}, [self._strange(output, prediction)]  # NaN where something is not finite, zero elsewhere
         for name, source in self.sources.items():
             self.stage.name = f"the reduction of layer {name!r}"
-            found = self._outputs(output) if source.layer is None else seen[name]
+            found = self.reader._outputs(self.task, output) if source.layer is None else seen[name]
             z[name], off = self._rows(name, found, prediction)
             strange += [] if source.layer is None else [off]
         unusable = sum(strange[1:], strange[0]).isnan()
@@ -129,16 +128,10 @@ class Graph(nn.Module):
         """A term's rows (n, d), and what is NaN where they are not finite."""
         return (seen, seen) if isinstance(seen, Tensor) else seen
 
-    def _predict(self, output: Any, seen: Mapping[str, Any]) -> Prediction:
-        return self.task.predict(output)  # type: ignore[union-attr]
-
-    def _outputs(self, output: Any) -> Tensor:
-        return self.task.scores(output)  # type: ignore[union-attr]
-
     def _strange(self, output: Any, prediction: Prediction) -> Tensor:
         """NaN where no class can be told, or a number or its variance is not finite."""
-        if self.task.discrete:  # type: ignore[union-attr]
-            total = self._outputs(output).logsumexp(1)  # one class may be ruled out by -inf, not all
+        if self.task.discrete:
+            total = self.reader._outputs(self.task, output).logsumexp(1)  # one class may be ruled out by -inf, not all
             if prediction.value.dim() == 3 and total.shape != prediction.value.shape:
                 total = interpolate(total[:, None], prediction.value.shape[1:], mode="bilinear")[:, 0]
             return total - total
@@ -149,7 +142,7 @@ class Graph(nn.Module):
     def _score(self, name: str, term: FittedTerm, z: Tensor, prediction: Prediction) -> Scores:
         method, value = term.method, prediction.value
         self.stage.name = f"{_called(method)} of {name!r}"
-        if name != self.head.leading and isinstance(method, DensityMethod) and self.task.discrete:  # type: ignore[union-attr]
+        if name != self.head.leading and isinstance(method, DensityMethod) and self.task.discrete:
             support = method.prior.fitted.at(value)  # of all Bayes tells, its surprise alone
             return Scores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
         return method.score(z, value.flatten() if value.dim() == 3 else value)
@@ -169,9 +162,7 @@ class Graph(nn.Module):
 class PixelGraph(Graph):
     """The same for every pixel: scores are maps (n, H, W)."""
 
-    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
-        super().__init__(reader, fitted, coverage, batch)
-        self.pixels, self.grid_of = reader.pixels, reader.grid_of
+    reader: PixelExtractor
 
     def _look(self, name: str, value: Any, batch: Batch) -> Any:
         source = self.sources[name]
@@ -179,19 +170,10 @@ class PixelGraph(Graph):
         return (activation if source.reduce.how == "tokens" else activation.permute(0, 2, 3, 1)).clone()
 
     def _rows(self, name: str, seen: Any, prediction: Prediction) -> tuple[Tensor, Tensor]:
-        shape, patch = prediction.value.shape, 1 if self.sources[name].layer is None else self.pixels.patch
-        size = (shape[1], shape[2])
-        wrong = ~seen.isfinite()
-        vectors = LatentMap(seen.masked_fill(wrong, 0), patch, size).band(slice(None), 0, size[0])
-        touched = LatentMap(wrong.any(3, keepdim=True).float(), patch, size).band(slice(None), 0, size[0]) > 0
-        return self.head.reductions[name](vectors)[0], torch.where(touched.any(1).reshape(shape), math.nan, 0.0)
-
-    def _predict(self, output: Any, seen: Mapping[str, Any]) -> Prediction:
-        latent = self.pixels.resolution == "latent"
-        return self.task.predict_pixels(output, tuple(seen[self.grid_of].shape[1:3]) if latent else None)  # type: ignore[union-attr]
-
-    def _outputs(self, output: Any) -> Tensor:
-        return self.task.score_maps(output)  # type: ignore[union-attr]
+        wrong, shape = ~seen.isfinite(), prediction.value.shape
+        maps = seen.masked_fill(wrong, 0), wrong.any(3, keepdim=True).float()
+        vectors, touched = (self.reader._latent(part, name, prediction).band(slice(None), 0, shape[1]) for part in maps)
+        return self.head.reductions[name](vectors)[0], torch.where((touched > 0).any(1).reshape(shape), math.nan, 0.0)
 
 
 def copy_modules(model: nn.Module) -> nn.Module:

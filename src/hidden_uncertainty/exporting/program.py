@@ -132,7 +132,6 @@ def _told(batch: Batch, size: int) -> str:
 
 
 def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
-    """The graph of a detector, traced with a batch."""
     reader = detector.reader
     if not isinstance(reader, Extractor):
         raise NotImplementedError(f"this {type(detector).__name__} reads no network itself, so there is no graph.")
