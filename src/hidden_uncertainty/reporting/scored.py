@@ -83,7 +83,7 @@ class Scored:
         return self
 
     def _add(self, batch: Batch, u: Uncertainty) -> None:
-        label, valid = _labels(self.detector, batch.label, u)
+        label, valid = self._labels(batch.label, u)
         scores = {"": u.epistemic, **{name: some.epistemic for name, some in u.layers.items()}}
         second = u.aleatoric if u.log_aleatoric is None else u.log_aleatoric
         found = {f"score {name}": self._of_inputs(values, valid) for name, values in scores.items()}
@@ -94,7 +94,7 @@ class Scored:
             found["ambiguity"] = second if valid is None else second.flatten(1).nanmean(1)
         self.labelled = self.labelled and label is not None
         if label is not None:
-            found |= _errors(self.detector, u, label, valid, second)
+            found |= self._errors(u, label, valid, second)
         for name, values in found.items():
             self.parts.setdefault(name, []).append(values)
         self._choose(batch, u, found, label)
@@ -121,6 +121,57 @@ class Scored:
                 one = batch[i : i + 1].clone()  # the loader may use its memory again
                 known = [*known, Example(float(rank[i]), self.count + i, u[i], *told, one)]
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
+
+    def _labels(self, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:
+        """Labels in the shape of the predictions, where there are such, and for pixels which of them count."""
+        pixels = self.detector.pixels
+        if pixels is not None:
+            maps = label_maps(label, u.prediction)
+            valid = torch.ones_like(u.prediction, dtype=torch.bool) if maps is None else pixels.valid(maps)
+            return maps, valid | ~valid.flatten(1).any(1)[:, None, None]  # an image without any counts as a whole
+        if label is None or not u.prediction.is_floating_point():
+            return whole_labels(label, u.prediction), None
+        return (label.reshape(u.prediction.shape) if label.numel() == u.prediction.numel() else None), None
+
+    def _errors(self, u: Uncertainty, label: Tensor, valid: Tensor | None, second: Tensor | None) -> dict[str, Tensor]:
+        """What labels tell, per input or per drawn pixel: whether predictions are right, or how far off they are."""
+        numbers, several = u.prediction.is_floating_point(), u.prediction.dim() == 2
+        by = {"epistemic": u.epistemic, "aleatoric": second, "expected": u.expected_error}
+        found = {f"by {name}": values for name, values in by.items() if values is not None}
+        drawn = u.epistemic.isfinite()  # else the network gave no usable numbers
+        if numbers:
+            found["error"] = (u.prediction.double() - label.double()).abs()
+        else:
+            found["correct"] = (u.prediction == label).all(1) if several else u.prediction == label
+            if u.probabilities is not None and not several:
+                found["confidence"] = u.probabilities.gather(1, u.prediction[:, None])[:, 0]
+        if several:
+            found = {key: values.double().norm(dim=1) if values.dim() == 2 else values for key, values in found.items()}
+        if numbers:
+            drawn = drawn & found["error"].isfinite()  # else the label is missing
+        if valid is not None:
+            drawn &= valid
+            for one in drawn.flatten(1):
+                places = one.nonzero()[:, 0]
+                one[:] = False
+                one[places[:: max(1, len(places) // DRAWN)]] = True
+        found = {name: values[drawn] for name, values in found.items()}
+        return found | self._intervals(u, label, valid) if numbers else found
+
+    def _intervals(self, u: Uncertainty, label: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+        head, pixels, found = self.detector._fitted().head, self.detector.pixels, dict[str, Tensor]()
+        conformal = head.terms[head.leading].conformal
+        for share in COVERAGES:
+            if conformal is not None and (1 - share) * (len(conformal.scores) + 1) >= 1:
+                low, high = self.detector.interval(u, share)
+                inside = ((low <= label) & (label <= high)).reshape(len(u), -1)
+                if valid is not None and pixels is not None:
+                    counts = valid.flatten(1)
+                    found[f"held {share}"] = (~inside & counts).sum(1) / counts.sum(1) <= pixels.share
+                else:
+                    found[f"held {share}"] = inside.all(1)[label.isfinite().reshape(len(u), -1).all(1)]
+                found[f"width {share}"] = (high - low).reshape(len(u), -1).mean(1)
+        return found
 
 
 def find_nearest(detector: Detector, train: Features | Iterable[Any], layer: str, examples: list[Example]) -> None:
@@ -150,54 +201,3 @@ def _shown(batch: Batch) -> Tensor | None:
     """The inputs, where they are images (n, c, h, w) or rows of numbers (n, d)."""
     first = next(leaves((batch.args, batch.kwargs), Tensor))
     return first if first.dim() == 2 or (first.dim() == 4 and first.shape[1] in (1, 3, 4)) else None
-
-
-def _labels(detector: Detector, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:
-    """Labels in the shape of the predictions, where there are such, and for pixels which of them count."""
-    if detector.pixels is not None:
-        maps = None if label is None else label_maps(label, u.prediction)
-        valid = torch.ones_like(u.prediction, dtype=torch.bool) if maps is None else detector.pixels.valid(maps)
-        return maps, valid | ~valid.flatten(1).any(1)[:, None, None]  # an image without any counts as a whole
-    if label is None or not u.prediction.is_floating_point():
-        return whole_labels(label, u.prediction), None
-    return (label.reshape(u.prediction.shape) if label.numel() == u.prediction.numel() else None), None
-
-
-def _errors(
-    detector: Detector, u: Uncertainty, label: Tensor, valid: Tensor | None, second: Tensor | None
-) -> dict[str, Tensor]:
-    """What labels tell, per input or per drawn pixel: whether predictions are right, or how far off they are."""
-    numbers, several = u.prediction.is_floating_point(), u.prediction.dim() == 2
-    by = {"epistemic": u.epistemic, "aleatoric": second, "expected": u.expected_error}
-    found = {f"by {name}": values for name, values in by.items() if values is not None}
-    if numbers:
-        found["error"] = (u.prediction.double() - label.double()).abs()
-    else:
-        found["correct"] = (u.prediction == label).all(1) if several else u.prediction == label
-        if u.probabilities is not None and not several:
-            found["confidence"] = u.probabilities.gather(1, u.prediction[:, None])[:, 0]
-    if several:
-        found = {name: values.double().norm(dim=1) if values.dim() == 2 else values for name, values in found.items()}
-    drawn = u.epistemic.isfinite()  # else the network gave no usable numbers
-    if numbers:
-        drawn = drawn & found["error"].isfinite()  # else the label is missing
-    if valid is not None:
-        drawn &= valid
-        for one in drawn.flatten(1):
-            places = one.nonzero()[:, 0]
-            one[:] = False
-            one[places[:: max(1, len(places) // DRAWN)]] = True
-    found = {name: values[drawn] for name, values in found.items()}
-    head = detector._fitted().head
-    conformal = head.terms[head.leading].conformal
-    for share in COVERAGES if numbers and conformal is not None else ():
-        if conformal is not None and (1 - share) * (len(conformal.scores) + 1) >= 1:
-            low, high = detector.interval(u, share)
-            inside = (low <= label) & (label <= high)
-            if valid is not None and detector.pixels is not None:
-                beyond = (~inside & valid).flatten(1).sum(1) / valid.flatten(1).sum(1)
-                found[f"held {share}"] = beyond <= detector.pixels.share
-            else:
-                found[f"held {share}"] = inside.reshape(len(u), -1).all(1)[label.isfinite().reshape(len(u), -1).all(1)]
-            found[f"width {share}"] = (high - low).reshape(len(u), -1).mean(1)
-    return found
