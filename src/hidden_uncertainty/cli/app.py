@@ -93,8 +93,7 @@ def fit(
     given.classes, given.columns = train.classes, train.columns
     others = None if unseen is None else read(given, unseen, model, fitting=True)
     combine = "fisher" if layers is not None and len(layers) > 1 else None
-    asked: Any = task and task.value
-    detector = LatentDensity(model, layers or "auto", combine=combine, task=asked, seed=seed)
+    detector = LatentDensity(model, layers or "auto", combine=combine, task=task and task.value, seed=seed)
     threshold = detector.fit(train, others, holdout=holdout).threshold(false_alarm)
     _check_labels(detector, train.classes)
     with TemporaryDirectory() as folder:

@@ -199,11 +199,9 @@ def _weights(path: Path) -> dict[str, Any]:
                 "weights with torch.save(model.state_dict(), path)."
             ) from error
         raise ValueError(f"'{path}' cannot be read as weights: {type(error).__name__} {error}") from error
-    if isinstance(found, dict):
-        found = next((found[key] for key in NESTED if isinstance(found.get(key), dict)), found)
     if not isinstance(found, dict):
         raise ValueError(f"'{path}' holds {type(found).__name__}, not a state_dict: save model.state_dict().")
-    return found
+    return next((found[key] for key in NESTED if isinstance(found.get(key), dict)), found)
 
 
 @contextmanager

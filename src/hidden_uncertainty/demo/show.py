@@ -154,7 +154,6 @@ def _draw_strip(ax: Axes, found: Found) -> None:
 
 
 def _draw_curves(ax: Axes, found: Found) -> None:
-    """Accuracy, and the share of surprising digits by three scores, against the angle."""
     plots.dress(ax)
     degrees = list(found.turned)
     right = [100 * _share(seen.right) for seen in found.turned.values()]
@@ -178,7 +177,6 @@ def _draw_scores(ax: Axes, found: Found) -> None:
 
 
 def _draw_areas(ax: Axes, found: Found) -> None:
-    """AUROC of every score for every kind of change, as a table with shades."""
     columns, names = [name for name in found.changed if name != KNOWN], [*LAYERS, ENTROPY]
     values = [[found.auroc(column, name) for column in columns] for name in names]
     plots.dress(ax)

@@ -199,7 +199,8 @@ def train(network: Network, images: Tensor, labels: Tensor, *, epochs: int = 20,
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=HIGHEST, total_steps=steps)
     generator = torch.Generator().manual_seed(seed)
     network.train()
-    with _seeded(seed), progress_bar("training", epochs) as bar:
+    with torch.random.fork_rng(devices=[]), progress_bar("training", epochs) as bar:
+        torch.default_generator.manual_seed(seed)
         for _ in range(epochs):
             order = torch.randperm(len(images), generator=generator, device="cpu").to(images.device)
             for rows in order.split(BATCH):
@@ -213,15 +214,8 @@ def train(network: Network, images: Tensor, labels: Tensor, *, epochs: int = 20,
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the CPU's generator for a block, and put it back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
-        yield
-
-
-@contextmanager
 def built(seed: int) -> Iterator[None]:
     """Create layers inside with weights of this seed, on the CPU whatever torch.set_default_device says."""
-    with _seeded(seed), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
         yield

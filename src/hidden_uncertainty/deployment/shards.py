@@ -105,7 +105,6 @@ def write_scores(
 
 
 def _write(file: Path, place: int, frames: Sequence[Any], contents: Sequence[bytes], made_by: bytes) -> Path:
-    """Write one part of a file, whole or not at all."""
     from pandas import concat
     from pyarrow import Table, parquet
 
@@ -118,7 +117,6 @@ def _write(file: Path, place: int, frames: Sequence[Any], contents: Sequence[byt
 
 
 def _join(parts: Sequence[Path], file: Path) -> None:
-    """Make one file of all parts."""
     from pyarrow import parquet, unify_schemas
 
     # Names of a part may all be missing.
@@ -162,7 +160,6 @@ def _check(about: dict[bytes, bytes], made_by: bytes, file: Path) -> None:
 
 
 def _digest(detector: Detector) -> bytes:
-    """Of all that was fitted."""
     digest = blake2b(repr(detector).encode(), digest_size=16)
     for name, tensor in sorted(detector._fitted().head.state_dict().items()):
         digest.update(name.encode())
@@ -181,7 +178,5 @@ def _parquet() -> Any:
         import pandas  # noqa: F401
         from pyarrow import parquet
     except ImportError as error:
-        raise ImportError(
-            "write_scores needs pandas and pyarrow: pip install 'hidden-uncertainty[parquet]'."
-        ) from error
+        raise ImportError("write_scores needs: pip install 'hidden-uncertainty[parquet]'.") from error
     return parquet

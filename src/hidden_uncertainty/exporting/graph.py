@@ -148,7 +148,7 @@ class Graph(nn.Module):
         return method.score(z, value.flatten() if value.dim() == 3 else value)
 
     def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
-        """As `Fitted.interval`."""
+        """As `Decisions.interval`."""
         value, term = prediction.value, self.head.terms[self.head.leading]
         unit = unit_of(term.spread, Rows(prediction, {}), scores)  # type: ignore[arg-type]
         if self.reach is None:

@@ -28,7 +28,7 @@ class View(NamedTuple):
     """One score of all sets: the detector's own, or that of a term."""
 
     name: str
-    term: str  # whose score it is; "" is the detector's own
+    term: str | None  # whose score it is; None is the detector's own
     unit: str
     calibration: Calibration | None
     scores: list[Tensor]  # of each set, (n,)
@@ -44,9 +44,8 @@ class View(NamedTuple):
 
     def rates(self, rates: Sequence[float]) -> list[tuple[float, float]]:
         """Those false-alarm rates that there are enough calibration scores for, with their thresholds."""
-        if self.calibration is None:
-            return []
-        return [(rate, self.calibration.threshold(rate)) for rate in rates if rate * (self.samples + 1) >= 1]
+        known, enough = self.calibration, [rate for rate in rates if rate * (self.samples + 1) >= 1]
+        return [] if known is None else [(rate, known.threshold(rate)) for rate in enough]
 
     def true_rate(self, threshold: float) -> str:
         """Where the true false-alarm rate of a threshold lies with 95 %, over the draw of the calibration scores."""
@@ -69,7 +68,7 @@ def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
     head = detector._fitted().head
     names = {name: name if term.layer is None else f"layer {name}" for name, term in detector.terms.items()}
     own = names[head.leading] if head.combination.single else "all terms together"
-    found = [View(own, "", detector.unit, head.calibration, [s["score "] for s in sets])]
+    found = [View(own, None, detector.unit, head.calibration, [s["score"] for s in sets])]
     for name, term in head.terms.items() if len(head.terms) > 1 else ():
         found.append(View(names[name], name, term.method.unit, term.calibration, [s[f"score {name}"] for s in sets]))
     return found
@@ -107,7 +106,6 @@ def _histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _roc(view: View, names: Sequence[str]) -> list[Series]:
-    """The ROC curve of each set of outliers, after that of chance."""
     lines = [_series("chance", "dashed", [0, 1], [0, 1])]
     for name, some in zip(names[1:], view.scores[1:], strict=True):
         area = metrics.auroc(negative=view.scores[0], positive=some)
@@ -188,7 +186,6 @@ def _bar(value: float) -> Html:
 
 
 def _agreement(a: Tensor, b: Tensor) -> str:
-    """Rank correlation, for a cell of a table."""
     try:
         return f"{metrics.rank_correlation(a, b):.2f}"
     except ValueError:  # one of them has a single value

@@ -57,7 +57,6 @@ def report(
     names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     classes: Sequence[str] | None = None,
     title: str | None = None,
-    progress: bool | None = None,
 ) -> Path:
     """Write one HTML page about a fitted detector, which needs no server and asks for nothing.
 
@@ -75,7 +74,6 @@ def report(
             "in distribution".
         classes: what to call the classes, in the network's order.
         title: of the page.
-        progress: show progress bars; None shows them on a terminal.
 
     Returns:
         The path.
@@ -98,7 +96,7 @@ def report(
         raise TypeError(f"outliers takes loaders by name, such as {{'noise': loader}}, not {type(outliers).__name__}.")
     fitted = detector._fitted()
     called = {KNOWN: names} if isinstance(names, Sequence) else names or {}
-    with replacing(path) as file, bars(detector.progress if progress is None else progress):
+    with replacing(path) as file, bars(detector.progress):
         loaders = ((KNOWN, loader), *(outliers or {}).items())
         sets = [Scored(str(name), detector, called.get(name)).read(some) for name, some in loaders]
         what = "inputs" if detector.pixels is None else "images"
@@ -127,7 +125,6 @@ def report(
 
 
 def _key(view: numbers.View, sets: list[Scored], threshold: float | None, what: str) -> Html:
-    """The few numbers to remember."""
     first, cards, rates = sets[0], list[tuple[str, str]](), view.rates(numbers.RATES)
     if rates:
         rate, at = rates[view.start(threshold)]
@@ -140,7 +137,7 @@ def _key(view: numbers.View, sets: list[Scored], threshold: float | None, what: 
     if "error" in first:
         error = number(float(first["error"].square().mean().sqrt()))
         cards.append((error, "root mean squared error, in the output’s unit"))
-    unusable = sum(int((~s["score "].isfinite()).sum()) for s in sets)
+    unusable = sum(int((~s["score"].isfinite()).sum()) for s in sets)
     if unusable:
         text = f"{what}: the network gave NaN or infinity for them, which counts as surprising"
         cards.append((f"{unusable:,}", text))
@@ -174,7 +171,6 @@ def _weights(detector: Detector) -> dict[str, float]:
 
 
 def _about(detector: Detector, what: str) -> Html:
-    """What was fitted and chosen, and why."""
     state, task = detector._fitted(), detector.task
     head, rows = state.head, list[list[str]]()
     for name, term in head.terms.items():
@@ -251,13 +247,12 @@ def _inputs(sets: Sequence[Scored], classes: Sequence[str] | None, train: Any) -
 
 
 def _examples(scored: Scored, kind: str, classes: Sequence[str] | None, side: int, title: str) -> Html:
-    """Inputs as pictures, or as rows of a table."""
     detector, examples, names = scored.detector, scored.examples[kind], scored.names
-    pictures = all(example.input is not None and example.input.dim() == 3 for example in examples)
+    pictures = all(example.shown is not None and example.shown.dim() == 4 for example in examples)
     rows, items = [], []
     for example in examples:
         called = f"number {example.place:,}" if names is None else str(names[example.place])
-        facts, x = _facts(detector, example, classes), example.input
+        facts, x = _facts(scored, example, classes), None if example.shown is None else example.shown[0]
         if example.near:
             facts["nearest in training"] = ", ".join(f"number {i:,} ({number(d)} away)" for d, i, _ in example.near)
         if not pictures or x is None:
@@ -275,16 +270,16 @@ def _examples(scored: Scored, kind: str, classes: Sequence[str] | None, side: in
     return table(title, ["input", *facts], rows)
 
 
-def _facts(detector: Detector, example: Example, classes: Sequence[str] | None) -> dict[str, str]:
-    """What is told of an input, in words."""
-    u, whole, found = example.u, detector.pixels is None, dict[str, str]()
+def _facts(scored: Scored, example: Example, classes: Sequence[str] | None) -> dict[str, str]:
+    detector, u, found = scored.detector, example.u, dict[str, str]()
+    whole = detector.pixels is None
     if whole:
         found["predicted"] = _value(u.prediction[0], classes)
         if example.label is not None:
             found["label"] = _value(example.label, classes)
-    found["score"] = f"{number(example.score)}\u00a0{detector.unit}"
-    if example.p_value is not None:
-        found["p-value"] = f"{example.p_value:.3f}"
+    found["score"] = f"{number(float(scored['score'][example.place]))}\u00a0{detector.unit}"
+    if "p_value" in scored:
+        found["p-value"] = f"{scored['p_value'][example.place]:.3f}"
     if whole and u.aleatoric is not None:
         found["aleatoric"] = f"{number(float(u.aleatoric[0]))}\u00a0nats"
     if whole and any(some.part is not None for some in u.layers.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,80 +35,66 @@ class Example:
     rank: float
     place: int  # in the loader
     u: Uncertainty  # of this input alone
-    score: float  # of the whole input, also where `u` holds maps; so is the p-value
-    p_value: float | None
     label: Tensor | None
     batch: Batch  # of it alone
+    shown: Tensor | None  # the same, where it can be shown
     near: list[Near] = field(default_factory=list)  # the training inputs that are closest
 
-    @property
-    def input(self) -> Tensor | None:
-        """What can be shown of it."""
-        shown = _shown(self.batch)
-        return None if shown is None else shown[0]
 
-
-class Scored:
+class Scored(dict[str, Tensor]):
     """What is known of one loader, whose inputs may have names: columns of numbers, and a few inputs of each kind."""
 
     def __init__(self, name: str, detector: Detector, names: Sequence[str] | None) -> None:
+        super().__init__()
         self.name, self.detector, self.names = name, detector, names
         self.keep = KEEP if detector.pixels is None else KEEP_MAPS
         self.count, self.labelled = 0, True  # whether all batches had labels of the predictions' shape
-        self.parts: dict[str, list[Tensor]] = {}
         self.examples: dict[str, list[Example]] = {kind: [] for kind in KINDS}
-
-    def __getitem__(self, column: str) -> Tensor:
-        return torch.cat(self.parts[column])
-
-    def __contains__(self, column: str) -> bool:
-        return column in self.parts
 
     def read(self, loader: Iterable[Any]) -> Scored:
         """Score all of a loader, in one pass that keeps no more than numbers and a few inputs."""
-        fitted = self.detector._fitted()
+        fitted, parts = self.detector._fitted(), defaultdict[str, list[Tensor]](list)
         for index, batch in enumerate(self.detector.reader.batches(loader, f"scoring {self.name}")):
             reading = self.detector.reader.reading(batch, fitted.head.reductions, index)
-            self._add(batch.to("cpu"), fitted.result(reading).cpu())
+            for name, values in self._add(batch.to("cpu"), fitted.result(reading).cpu()).items():
+                parts[name].append(values)
         if not self.count:
             raise ValueError(f"{self.name!r} gave no inputs: there is nothing to report.")
         if self.names is not None and len(self.names) != self.count:
             raise ValueError(
                 f"names has {len(self.names):,} entries, but the loader gave {self.count:,} inputs: give one each."
             )
-        if not self.labelled or not any(map(len, self.parts["by epistemic"])):
-            self.parts = {name: part for name, part in self.parts.items() if name.startswith(("score ", "p_", "amb"))}
+        told = self.labelled and any(map(len, parts["by epistemic"]))
+        for name, some in parts.items():
+            if told or name.startswith(("score", "p_", "amb")):
+                self[name] = torch.cat(some)
         if not self.labelled:
             for example in itertools.chain(*self.examples.values()):
                 example.label = None
         return self
 
-    def _add(self, batch: Batch, u: Uncertainty) -> None:
+    def _add(self, batch: Batch, u: Uncertainty) -> dict[str, Tensor]:
         label, valid = self._labels(batch.label, u)
-        scores = {"": u.epistemic, **{name: some.epistemic for name, some in u.layers.items()}}
+        found = {f"score {name}": some.epistemic for name, some in u.layers.items()} | {"score": u.epistemic}
+        pixels, head = self.detector.pixels, self.detector._fitted().head
+        if pixels is not None and valid is not None:
+            for name, maps in found.items():
+                each = zip(maps, valid, strict=True)
+                found[name] = torch.stack([pixels.image_score(scores[which]) for scores, which in each])
+        if head.calibration is not None:
+            found["p_value"] = head.calibration.p_value(found["score"])
         second = u.aleatoric if u.log_aleatoric is None else u.log_aleatoric
-        found = {f"score {name}": self._of_inputs(values, valid) for name, values in scores.items()}
-        calibration = self.detector._fitted().head.calibration
-        if calibration is not None:
-            found["p_value"] = calibration.p_value(found["score "])
         if second is not None:
             found["ambiguity"] = second if valid is None else second.flatten(1).nanmean(1)
         self.labelled = self.labelled and label is not None
         if label is not None:
             found |= self._errors(u, label, valid, second)
-        for name, values in found.items():
-            self.parts.setdefault(name, []).append(values)
         self._choose(batch, u, found, label)
         self.count += len(u)
-
-    def _of_inputs(self, scores: Tensor, valid: Tensor | None) -> Tensor:
-        pixels = self.detector.pixels
-        if valid is None or pixels is None:
-            return scores
-        return torch.stack([pixels.image_score(one[which]) for one, which in zip(scores, valid, strict=True)])
+        return found
 
     def _choose(self, batch: Batch, u: Uncertainty, found: dict[str, Tensor], label: Any) -> None:
-        score, p = found["score "], found.get("p_value")
+        score = found["score"]
         for kind, rank in zip(KINDS, (score, found.get("ambiguity"), -score), strict=True):
             if rank is None:
                 continue
@@ -117,9 +104,9 @@ class Scored:
             for i in rank.topk(min(self.keep, len(u))).indices.tolist():
                 if worst is not None and rank[i] <= worst:
                     break
-                told = float(score[i]), None if p is None else float(p[i]), None if label is None else label[i].clone()
                 one = batch[i : i + 1].clone()  # the loader may use its memory again
-                known = [*known, Example(float(rank[i]), self.count + i, u[i], *told, one)]
+                own = None if label is None else label[i].clone()
+                known = [*known, Example(float(rank[i]), self.count + i, u[i], own, one, _shown(one))]
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
 
     def _labels(self, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:
