@@ -51,8 +51,14 @@ def write_scores(
     Returns:
         The file.
     """
-    parquet = _parquet()
-    rank, size = _shard() if shard is None else shard
+    try:
+        import pandas  # noqa: F401
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError("write_scores needs: pip install 'hidden-uncertainty[parquet]'.") from error
+    if shard is None and distributed.is_available() and distributed.is_initialized():
+        shard = distributed.get_rank(), distributed.get_world_size()
+    rank, size = shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     if not 0 <= rank < size:
         raise ValueError(f"shard= is which of how many, counted from zero, such as (0, 2), not ({rank}, {size}).")
     folder = Path(folder)
@@ -165,18 +171,3 @@ def _digest(detector: Detector) -> bytes:
         digest.update(name.encode())
         digest.update(to_array(tensor).tobytes())
     return digest.hexdigest().encode()
-
-
-def _shard() -> tuple[int, int]:
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _parquet() -> Any:
-    try:
-        import pandas  # noqa: F401
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("write_scores needs: pip install 'hidden-uncertainty[parquet]'.") from error
-    return parquet

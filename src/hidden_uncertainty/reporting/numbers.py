@@ -185,13 +185,6 @@ def _bar(value: float) -> Html:
     return joined(f"{value:.3f}", tag("span", class_="bar", style=f"width:{100 * value:.0f}%", aria_hidden="true"))
 
 
-def _agreement(a: Tensor, b: Tensor) -> str:
-    try:
-        return f"{metrics.rank_correlation(a, b):.2f}"
-    except ValueError:  # one of them has a single value
-        return "none"
-
-
 def errors(scored: Scored, what: str, charts: dict[str, Any]) -> dict[str, Block]:
     """The blocks of the page that labels allow."""
     if "correct" not in scored and "error" not in scored:
@@ -246,7 +239,11 @@ def _numbers(scored: Scored, of: str, charts: dict[str, Any]) -> Block:
         removed, rest = metrics.sparsification(uncertainty=by, error=error)
         some = slice(0, len(rest) - len(rest) // KEPT)
         lines.append(_series(f"by {BY[name]}", "line", removed[some], rest[some]))
-        rows.append([BY[name], _agreement(by, error), f"{metrics.ause(uncertainty=by, error=error):.3f}"])
+        try:
+            agreement = f"{metrics.rank_correlation(by, error):.2f}"
+        except ValueError:  # one of them has a single value
+            agreement = "none"
+        rows.append([BY[name], agreement, f"{metrics.ause(uncertainty=by, error=error):.3f}"])
     lines.append(_series("best possible", "dashed", *metrics.sparsification_oracle(error)))
     charts["rejection"] = {"series": lines}
     main = "expected" if "expected" in names else "epistemic"

@@ -275,7 +275,7 @@ def _facts(scored: Scored, example: Example, classes: Sequence[str] | None) -> d
     whole = detector.pixels is None
     if whole:
         found["predicted"] = _value(u.prediction[0], classes)
-        if example.label is not None:
+        if scored.labelled and example.label is not None:
             found["label"] = _value(example.label, classes)
     found["score"] = f"{number(float(scored['score'][example.place]))}\u00a0{detector.unit}"
     if "p_value" in scored:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,9 +67,6 @@ class Scored(dict[str, Tensor]):
         for name, some in parts.items():
             if told or name.startswith(("score", "p_", "amb")):
                 self[name] = torch.cat(some)
-        if not self.labelled:
-            for example in itertools.chain(*self.examples.values()):
-                example.label = None
         return self
 
     def _add(self, batch: Batch, u: Uncertainty) -> dict[str, Tensor]:
