@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..version import __version__
 from .given import Given, Listed, command, expand, listed, option, prepare, writing_to
 
 if TYPE_CHECKING:
@@ -213,8 +214,6 @@ def _check_labels(detector: Detector, classes: list[str] | None) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from ..version import __version__
-
         typer.echo(f"hidden-uncertainty {__version__}")
         raise typer.Exit
 

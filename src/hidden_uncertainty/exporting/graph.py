@@ -99,12 +99,10 @@ class Graph(nn.Module):
             seen[name] = self._look(name, value, batch)
 
         for name, source in self.sources.items():
-            if source.layer is None:
-                continue
-            if source.reduce.read == "output":
+            if source.layer is not None and source.reduce.read == "output":
                 hook = lambda _, __, value, name=name: keep(name, value)  # noqa: E731
                 handles.append(layers[source.layer].register_forward_hook(hook))
-            else:
+            elif source.layer is not None:
                 hook = lambda _, args, kwargs, name=name: keep(name, (*args, *kwargs.values()))  # noqa: E731
                 handles.append(layers[source.layer].register_forward_pre_hook(hook, with_kwargs=True))
         try:
@@ -118,8 +116,7 @@ class Graph(nn.Module):
 
     def _look(self, name: str, value: Any, batch: Batch) -> Any:
         """What is kept of what a layer returned: z, and what is NaN where it is not finite."""
-        reduction = self.head.reductions[name]
-        source = self.sources[name]
+        reduction, source = self.head.reductions[name], self.sources[name]
         activation = activation_of(value, source.reduce, batch, str(source.layer))
         flat = reduction.reduce.flat(activation, copy=False)
         return reduction(activation)[0], (flat - flat).sum(1)

@@ -138,11 +138,10 @@ def thresholds(view: View, sets: Sequence[Scored], own: float | None, what: str)
     rows = [(percent(rate), at) for rate, at in view.rates(TABLE)]
     if own is not None:
         rows.append(("set in the detector", own))
-    cells = [
-        [name, f"{number(at)}\u00a0{view.unit}", view.true_rate(at)]
-        + [share(count, s.count) for count, s in zip(view.above(at), sets, strict=True)]
-        for name, at in rows
-    ]
+    cells = []
+    for name, at in rows:
+        caught = [share(count, s.count) for count, s in zip(view.above(at), sets, strict=True)]
+        cells.append([name, f"{number(at)}\u00a0{view.unit}", view.true_rate(at), *caught])
     each = [f"false alarms: {sets[0].name}", *(f"caught: {s.name}" for s in sets[1:])]
     head = ["asked", "threshold", "true rate", *each]
     fewest = "" if len(sets) > 1 else "How many outliers are caught is not known, as none were given (outliers=)."

@@ -204,10 +204,8 @@ def _about(detector: Detector, what: str) -> Html:
         "versions": f"hidden-uncertainty {__version__}, torch {torch.__version__}",
     }
     head_of = ["term", "what is read", "how it becomes a vector", "scored by", "weight"]
-    return joined(
-        table("What this report is about", [], facts.items()),
-        table("What is read of the network, and by what it is scored", head_of, rows),
-    )
+    about = table("What this report is about", [], facts.items())
+    return joined(about, table("What is read of the network, and by what it is scored", head_of, rows))
 
 
 def _reduced(reduction: Any, term: Any) -> str:
