@@ -304,6 +304,12 @@ def test_several_labels_and_inputs_that_break_the_network(tmp_path: Path) -> Non
     broken[:3] = torch.nan
     page = Page(report(detector, [(broken, y[600:])], tmp_path / "labels.html"))
     assert "3 inputs: the network gave NaN or infinity" in page.text
+    assert detector.layers[0] == ""  # the network itself, whose score is not the detector's own
+    own, layer, _ = page.data["views"]
+    with pytest.warns(UserWarning, match="NaN or infinity"):
+        u = detector(broken)
+    for view, scores in ((own, u.epistemic), (layer, u.layers[""].epistemic)):
+        assert all(counts[0][0] == int((scores.double() > at).sum()) for _, at, counts in view["rates"])
     right = (detector(x[603:]).prediction == y[603:]).all(1).double().mean()
     assert page.rows("Accuracy of what is left")["epistemic uncertainty"][0] == f"{100 * float(right):.1f} %"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from enum import Enum
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..version import __version__
 from .given import Given, Listed, command, expand, listed, option, prepare, writing_to
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def fit(
     given.classes, given.columns = train.classes, train.columns
     others = None if unseen is None else read(given, unseen, model, fitting=True)
     combine = "fisher" if layers is not None and len(layers) > 1 else None
-    asked: Any = task and task.value
-    detector = LatentDensity(model, layers or "auto", combine=combine, task=asked, seed=seed)
+    detector = LatentDensity(model, layers or "auto", combine=combine, task=task and task.value, seed=seed)
     threshold = detector.fit(train, others, holdout=holdout).threshold(false_alarm)
     _check_labels(detector, train.classes)
     with TemporaryDirectory() as folder:
@@ -161,6 +160,7 @@ def report(
     Example: hidden-uncertainty report --model net.py:Net --weights net.pt --detector detector.safetensors
     --data photos/test --outliers photos/odd --out report.html
     """
+    from ..reporting import report as write_page
     from .data import read
 
     loaded = _load(given, detector)
@@ -169,10 +169,8 @@ def report(
     before = None if train is None else read(given, train, loaded.model)
     sets = {"in distribution": data, **others}
     names = {key: own for key, one in sets.items() if (own := [name for some, _ in one.named() for name in some or ()])}
-    made = import_module("..reporting", __package__).report(
-        loaded, data, out, outliers=others, train=before, names=names, classes=given.classes
-    )
-    typer.echo(f"written: {made}")
+    write_page(loaded, data, out, outliers=others, train=before, names=names, classes=given.classes)
+    typer.echo(f"written: {out}")
 
 
 @app.command(rich_help_panel=OWN)
@@ -216,28 +214,22 @@ def _check_labels(detector: Detector, classes: list[str] | None) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from ..version import __version__
-
         typer.echo(f"hidden-uncertainty {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
+    version: bool = option("Print the version and stop.", False, ("--version",), callback=_version, is_eager=True),
 ) -> None:
     """Options that come before a command."""
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(file_okay=False, callback=expand, help="Folder for demo.png.")] = Path(
-        "demo-output"
-    ),
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the split, the network and the noise.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A rough version that takes a few seconds.")] = False,
+    out: Path = option("Folder for demo.png.", "demo-output", file_okay=False, callback=expand),
+    seed: int = option("Seed of the split, the network and the noise.", 0, min=0, max=2**63 - 1),
+    quick: bool = option("A rough version that takes a few seconds.", False, ("--quick",)),
 ) -> None:
     """Train a small network on digits and show that it knows what it does not know; under a minute."""
     prepare()

@@ -89,7 +89,7 @@ def numbers(text: str | None) -> list[float] | None:
 
 def option(text: str, default: Any = None, flags: tuple[str, ...] = (), **more: Any) -> Any:
     """An option of a command; `...` as its default makes it required."""
-    return typer.Option(default, *flags, help=text, show_default=type(default) in (int, float), **more)
+    return typer.Option(default, *flags, help=text, show_default=type(default) in (int, float, str), **more)
 
 
 _image = functools.partial(option, rich_help_panel="Images")
@@ -199,11 +199,9 @@ def _weights(path: Path) -> dict[str, Any]:
                 "weights with torch.save(model.state_dict(), path)."
             ) from error
         raise ValueError(f"'{path}' cannot be read as weights: {type(error).__name__} {error}") from error
-    if isinstance(found, dict):
-        found = next((found[key] for key in NESTED if isinstance(found.get(key), dict)), found)
     if not isinstance(found, dict):
         raise ValueError(f"'{path}' holds {type(found).__name__}, not a state_dict: save model.state_dict().")
-    return found
+    return next((found[key] for key in NESTED if isinstance(found.get(key), dict)), found)
 
 
 @contextmanager

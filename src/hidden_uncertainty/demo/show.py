@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.distributions import Categorical
 
 from .. import metrics, plots
 from ..comparison.measure import one_thread
@@ -57,8 +58,8 @@ class Found(NamedTuple):
 def run(out: str | os.PathLike[str], *, seed: int = 0, quick: bool = False) -> Found:
     """Measure, print a table, and write `demo.png` to a folder."""
     console = Console(highlight=False)
-    console.print("A network that knows what it does not know", style="bold")
     console.print(
+        "[bold]A network that knows what it does not know[/]\n"
         "A small network learns the digits 0-7 that come with scikit-learn. Densities of\n"
         "its hidden activations, fitted without labels, then tell what it never learned.\n"
     )
@@ -79,18 +80,17 @@ def measure(*, seed: int = 0, quick: bool = False) -> Found:
     data = digits(left_out=(8, 9), seed=seed)
     network = DigitsNet(8, seed=seed)
     train(network, data.train.images, data.train.labels, epochs=5 if quick else 20, seed=seed)
-    options: dict[str, Any] = {"max_dim": 32 if quick else 256, "combine": {LAYER: 1.0}}
-    detector = LatentDensity(network, LAYERS, task="classification", **options)
+    width = 32 if quick else 256
+    detector = LatentDensity(network, LAYERS, task="classification", max_dim=width, combine={LAYER: 1.0})
     detector.fit(data.train.batches(), calibration=data.calibration.batches())
     threshold = detector.threshold(RATE)
-    usual = Calibration().fit(_entropy(network, data.calibration))
+    usual = Calibration().fit(_entropy(network, data.calibration)).threshold(RATE)
 
     def look(images: Tensor, labels: Tensor = data.test.labels) -> Seen:
         seen = Split(images, labels)
         u, entropy = detector.predict(seen.batches()), _entropy(network, seen)
-        p_values = {name: layer.p_value for name, layer in u.layers.items()} | {ENTROPY: usual.p_value(entropy)}
         scores = {name: layer.epistemic for name, layer in u.layers.items()} | {ENTROPY: entropy}
-        surprising = {name: p <= RATE for name, p in p_values.items() if p is not None}
+        surprising = {name: layer.surprising for name, layer in u.layers.items()} | {ENTROPY: entropy > usual}
         return Seen(seen, u.prediction == labels, scores, surprising)
 
     test = data.test.images
@@ -122,20 +122,17 @@ def draw(found: Found) -> Figure:
     """Turned digits, with accuracy and surprise; histograms of scores; and detection by layer."""
     figure = Figure(figsize=(10.5, 6.0), layout="constrained", facecolor="white")
     known = found.changed[KNOWN]
-    alarms = f"{RATE:.0%} false alarms requested, {_share(known.surprising[LAYER]):.1%} measured"
     text = (
         f"A network that knows what it does not know: trained on {found.trained_on} digits 0 to 7, right on "
         f"{_share(known.right):.1%} of new ones.\nOrange frames: surprising to its {LAYER} layer, at a threshold "
-        f"chosen from familiar digits alone ({alarms})."
+        f"chosen from familiar digits alone ({RATE:.0%} false alarms requested, "
+        f"{_share(known.surprising[LAYER]):.1%} measured)."
     )
     figure.suptitle(text, x=0.01, ha="left", size=10, color=INK)
     ratios: dict[str, Any] = {"width_ratios": (1.25, 1), "height_ratios": (1, 2.2)}
-    axes = figure.subplot_mosaic([["strip", "scores"], ["curves", "areas"]], **ratios)
-    _draw_strip(axes["strip"], found)
-    _draw_curves(axes["curves"], found)
-    _draw_scores(axes["scores"], found)
-    _draw_areas(axes["areas"], found)
-    for ax in axes.values():
+    panels = figure.subplots(2, 2, gridspec_kw=ratios).flatten()
+    for draw_panel, ax in zip((_draw_strip, _draw_scores, _draw_curves, _draw_areas), panels, strict=True):
+        draw_panel(ax, found)
         ax.title.set(size=11, color=INK, fontweight="bold", ha="left", x=0)
     return figure
 
@@ -157,7 +154,6 @@ def _draw_strip(ax: Axes, found: Found) -> None:
 
 
 def _draw_curves(ax: Axes, found: Found) -> None:
-    """Accuracy, and the share of surprising digits by three scores, against the angle."""
     plots.dress(ax)
     degrees = list(found.turned)
     right = [100 * _share(seen.right) for seen in found.turned.values()]
@@ -181,7 +177,6 @@ def _draw_scores(ax: Axes, found: Found) -> None:
 
 
 def _draw_areas(ax: Axes, found: Found) -> None:
-    """AUROC of every score for every kind of change, as a table with shades."""
     columns, names = [name for name in found.changed if name != KNOWN], [*LAYERS, ENTROPY]
     values = [[found.auroc(column, name) for column in columns] for name in names]
     plots.dress(ax)
@@ -200,8 +195,7 @@ def _draw_areas(ax: Axes, found: Found) -> None:
 def _entropy(network: torch.nn.Module, data: Split) -> Tensor:
     """Of the network's own probabilities: in float32, those of confident predictions are all the same zero."""
     with torch.no_grad():
-        log_p = network(data.images).double().log_softmax(1)  # (n, classes)
-    return -(log_p.exp() * log_p).sum(1)
+        return Categorical(logits=network(data.images).double()).entropy()
 
 
 def _share(mask: Tensor) -> float:

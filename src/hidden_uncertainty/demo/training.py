@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..progress import bars, progress_bar
+from ..progress import progress_bar
 
+BATCH, HIGHEST = 64, 3e-3  # images per step of the training, and its highest learning rate
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -177,17 +178,7 @@ class DigitsNet(nn.Module):
         return self.output(self.hidden(self.conv3(self.conv2(self.conv1(images)))))
 
 
-def train(
-    network: Network,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    epochs: int = 20,
-    batch_size: int = 64,
-    learning_rate: float = 3e-3,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Network:
+def train(network: Network, images: Tensor, labels: Tensor, *, epochs: int = 20, seed: int = 0) -> Network:
     """Train a classifier with Adam on a one-cycle schedule, and leave it in evaluation mode.
 
     Args:
@@ -195,10 +186,7 @@ def train(
         images: (n, ...), on the network's device.
         labels: (n,).
         epochs: passes over the images.
-        batch_size: images per step.
-        learning_rate: the highest of the cycle.
         seed: of the order of the images, and of dropout on the CPU.
-        progress: show a bar; None shows it on a terminal.
 
     Example:
         >>> images, labels = torch.rand(32, 1, 8, 8), torch.arange(32) % 10
@@ -206,15 +194,16 @@ def train(
         >>> network.training
         False
     """
-    steps = epochs * -(-len(images) // batch_size)
-    optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=learning_rate, total_steps=steps)
+    optimiser = torch.optim.Adam(network.parameters())
+    steps = epochs * math.ceil(len(images) / BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=HIGHEST, total_steps=steps)
     generator = torch.Generator().manual_seed(seed)
     network.train()
-    with _seeded(seed), bars(progress), progress_bar("training", epochs) as bar:
+    with torch.random.fork_rng(devices=[]), progress_bar("training", epochs) as bar:
+        torch.default_generator.manual_seed(seed)
         for _ in range(epochs):
             order = torch.randperm(len(images), generator=generator, device="cpu").to(images.device)
-            for rows in order.split(batch_size):
+            for rows in order.split(BATCH):
                 loss = F.cross_entropy(network(images[rows]), labels[rows])
                 optimiser.zero_grad()
                 loss.backward()
@@ -225,15 +214,8 @@ def train(
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the CPU's generator for a block, and put it back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
-        yield
-
-
-@contextmanager
 def built(seed: int) -> Iterator[None]:
     """Create layers inside with weights of this seed, on the CPU whatever torch.set_default_device says."""
-    with _seeded(seed), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every GPU too
         yield

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
+from ..arrays import to_array
 from ..detector import Detector
 from ..io import replacing
 from ..model.batches import dtype_of, unpack
@@ -49,8 +51,14 @@ def write_scores(
     Returns:
         The file.
     """
-    parquet = _parquet()
-    rank, size = _shard() if shard is None else shard
+    try:
+        import pandas  # noqa: F401
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError("write_scores needs: pip install 'hidden-uncertainty[parquet]'.") from error
+    if shard is None and distributed.is_available() and distributed.is_initialized():
+        shard = distributed.get_rank(), distributed.get_world_size()
+    rank, size = shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     if not 0 <= rank < size:
         raise ValueError(f"shard= is which of how many, counted from zero, such as (0, 2), not ({rank}, {size}).")
     folder = Path(folder)
@@ -62,10 +70,11 @@ def write_scores(
             "another folder, or remove the files."
         )
     file = folder / f"scores-{rank:05d}-of-{size:05d}.parquet"
-    parts, made_by = _Parts(file), _digest(detector).encode()
+    parts, made_by = sorted(folder.glob(f"{file.stem}.part-*")), _digest(detector)
     if file.exists():
         _check(parquet.read_metadata(file).metadata, made_by, file)
-        parts.remove()
+        for part in parts:
+            part.unlink()
         note(f"'{file}' is complete: nothing is scored again.")
         return file
     with bars(detector.progress), progress_bar("scoring", count(loader)) as bar:
@@ -74,73 +83,59 @@ def write_scores(
         for part in parts:
             known = parquet.read_metadata(part)
             _check(known.metadata, made_by, part)
-            digest = blake2b(digest_size=16)
-            for _ in range(int(known.metadata[BATCHES])):
-                digest.update(next(stream, (None, b""))[1])
-                bar.advance()
-            if digest.hexdigest().encode() != known.metadata[INPUTS]:
+            contents = [content for _, content in islice(stream, int(known.metadata[BATCHES]))]
+            if _hash(contents) != known.metadata[INPUTS]:
                 raise ValueError(
                     f"the loader gives other inputs than those of '{part}', which an earlier run wrote: to go on, it "
                     "must give the same inputs in the same order and batches. Turn shuffling off, or remove the files."
                 )
+            bar.advance(len(contents))
             done += known.num_rows
         if done:
             note(f"{done:,} inputs were scored before: going on with the next.")
-        waiting: list[Any] = []
-        digest = blake2b(digest_size=16)
+        frames, contents = [], []
         for item, content in stream:
-            frame = _frame(detector(item), item, names, done)
-            waiting.append(frame)
-            digest.update(content)
-            done += len(frame)
+            frames.append(_frame(detector(item), item, names, done))
+            contents.append(content)
+            done += len(frames[-1])
             bar.advance()
-            if sum(map(len, waiting)) >= rows:
-                parts.add(waiting, made_by, digest)
-                waiting, digest = [], blake2b(digest_size=16)
-        if waiting:
-            parts.add(waiting, made_by, digest)
+            if sum(map(len, frames)) >= rows:
+                parts.append(_write(file, len(parts), frames, contents, made_by))
+                frames, contents = [], []
+        if frames:
+            parts.append(_write(file, len(parts), frames, contents, made_by))
         if not done:
             raise ValueError("the loader gave no batches: there is nothing to score.")
-        parts.join()
+        _join(parts, file)
     return file
 
 
-class _Parts:
-    """The parts of a file that is not complete."""
+def _write(file: Path, place: int, frames: Sequence[Any], contents: Sequence[bytes], made_by: bytes) -> Path:
+    from pandas import concat
+    from pyarrow import Table, parquet
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.known = sorted(file.parent.glob(f"{file.stem}.part-*"))
+    path = file.with_name(f"{file.stem}.part-{place:06d}")
+    table = Table.from_pandas(concat(frames), preserve_index=False)
+    about = {DETECTOR: made_by, BATCHES: str(len(frames)).encode(), INPUTS: _hash(contents)}
+    with replacing(path) as whole:
+        parquet.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **about}), whole)
+    return path
 
-    def __iter__(self) -> Iterator[Path]:
-        return iter(self.known)
 
-    def add(self, frames: Sequence[Any], made_by: bytes, digest: Any) -> None:
-        import pandas
-        import pyarrow
+def _join(parts: Sequence[Path], file: Path) -> None:
+    from pyarrow import parquet, unify_schemas
 
-        path = self.file.with_name(f"{self.file.stem}.part-{len(self.known):06d}")
-        table = pyarrow.Table.from_pandas(pandas.concat(frames), preserve_index=False)
-        about = {DETECTOR: made_by, BATCHES: str(len(frames)).encode(), INPUTS: digest.hexdigest().encode()}
-        with replacing(path) as whole:
-            _parquet().write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **about}), whole)
-        self.known.append(path)
+    # Names of a part may all be missing.
+    schema = unify_schemas([parquet.read_schema(part) for part in parts], promote_options="permissive")
+    with replacing(file) as whole, parquet.ParquetWriter(whole, schema) as writer:
+        for part in parts:
+            writer.write_table(parquet.read_table(part).cast(schema))
+    for part in parts:
+        part.unlink()
 
-    def join(self) -> None:
-        """Make one file of all parts."""
-        import pyarrow
 
-        parquet = _parquet()
-        schemas = [parquet.read_schema(part) for part in self.known]  # names of a part may all be missing
-        schema = pyarrow.unify_schemas(schemas, promote_options="permissive")
-        with replacing(self.file) as whole, parquet.ParquetWriter(whole, schema) as writer:
-            for part in self.known:
-                writer.write_table(parquet.read_table(part).cast(schema))
-        self.remove()
-
-    def remove(self) -> None:
-        for part in self.known:
-            part.unlink()
+def _hash(contents: Iterable[bytes]) -> bytes:
+    return blake2b(b"".join(contents), digest_size=16).hexdigest().encode()
 
 
 def _batches(detector: Detector, loader: Iterable[Any]) -> Iterator[tuple[Any, bytes]]:
@@ -170,27 +165,9 @@ def _check(about: dict[bytes, bytes], made_by: bytes, file: Path) -> None:
         )
 
 
-def _digest(detector: Detector) -> str:
-    """Of all that was fitted."""
+def _digest(detector: Detector) -> bytes:
     digest = blake2b(repr(detector).encode(), digest_size=16)
-    for name, tensor in sorted(detector.head.state_dict().items()) if detector.head is not None else ():
+    for name, tensor in sorted(detector._fitted().head.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _shard() -> tuple[int, int]:
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _parquet() -> Any:
-    try:
-        import pandas  # noqa: F401
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(
-            "write_scores needs pandas and pyarrow: pip install 'hidden-uncertainty[parquet]'."
-        ) from error
-    return parquet
+        digest.update(to_array(tensor).tobytes())
+    return digest.hexdigest().encode()

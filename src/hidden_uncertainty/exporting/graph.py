@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
 from ..density import GaussianMixture, JointMixture
 from ..extract import Extractor, PixelExtractor, Rows, activation_of
-from ..extract.pixel_extractor import LatentMap
 from ..marginal import Categorical
 from ..model.batches import Batch
 from ..model.capture import device_of, find
 from ..model.tasks import Classification, Prediction, Regression
 from ..scoring.bayes import DensityMethod
-from ..scoring.combination import LOWEST, Combination, Tail
 from ..scoring.decisions import filled, unit_of
 from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
@@ -44,7 +42,8 @@ class Graph(nn.Module):
         super().__init__()
         self.model = copy_modules(reader.model)
         self.head = copy.deepcopy(fitted.head).to(device_of(reader.model) or "cpu")
-        self.sources, self.task, self.threshold = reader.sources, reader.task, fitted.threshold
+        self.reader, self.sources, self.threshold = reader, reader.sources, fitted.threshold
+        self.task: Any = reader.task
         self.example = [replace(batch, label=None)]
         self.stage = SimpleNamespace(name="the network")  # what is traced now, for errors
         if not isinstance(self.task, Classification | Regression):
@@ -53,8 +52,6 @@ class Graph(nn.Module):
             )
         for name, term in self.head.terms.items():
             _prepare(name, term)
-        combination = self.head.combination
-        self.tails = Tails(combination) if combination.tails else None
         term = self.head.terms[self.head.leading]
         self.coverage = None if self.task.discrete or term.conformal is None else coverage
         self.reach = term.conformal.covering(coverage) if isinstance(self.coverage, float) else None  # type: ignore[union-attr,arg-type]
@@ -65,18 +62,17 @@ class Graph(nn.Module):
         batch = self.example[0].map(lambda _: next(left))
         seen: dict[str, Any] = {}
         output = self._run(batch, seen)
-        prediction = self._predict(output, seen)
+        prediction = self.reader._predict(self.task, output, seen)
         z, strange = {}, [self._strange(output, prediction)]  # NaN where something is not finite, zero elsewhere
         for name, source in self.sources.items():
             self.stage.name = f"the reduction of layer {name!r}"
-            found = self._outputs(output) if source.layer is None else seen[name]
+            found = self.reader._outputs(self.task, output) if source.layer is None else seen[name]
             z[name], off = self._rows(name, found, prediction)
             strange += [] if source.layer is None else [off]
         unusable = sum(strange[1:], strange[0]).isnan()
         scores = {name: self._score(name, term, z[name], prediction) for name, term in head.terms.items()}
         self.stage.name = "the combination of scores"
-        each = {name: some.epistemic for name, some in scores.items()}
-        together = head.combination(each) if self.tails is None else self.tails(each)
+        together = head.combination({name: some.epistemic for name, some in scores.items()})
         epistemic = filled(together.reshape(unusable.shape), unusable, math.inf)
         leading = scores[head.leading]
         found = {"prediction": prediction.value, "epistemic": epistemic}
@@ -96,20 +92,17 @@ class Graph(nn.Module):
     def _run(self, batch: Batch, seen: dict[str, Any]) -> Any:
         """The network's output; what terms read of its layers goes to `seen`."""
         layers = find(self.model, [source.layer for source in self.sources.values() if source.layer is not None])
-        handles = []
-        for name, module in self.model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name)))
+        modules = self.model.named_modules()
+        handles = [module.register_forward_pre_hook(partial(self._enter, name)) for name, module in modules]
 
         def keep(name: str, value: Any) -> None:  # at once: the next layer may write into the same memory
             seen[name] = self._look(name, value, batch)
 
         for name, source in self.sources.items():
-            if source.layer is None:
-                continue
-            if source.reduce.read == "output":
+            if source.layer is not None and source.reduce.read == "output":
                 hook = lambda _, __, value, name=name: keep(name, value)  # noqa: E731
                 handles.append(layers[source.layer].register_forward_hook(hook))
-            else:
+            elif source.layer is not None:
                 hook = lambda _, args, kwargs, name=name: keep(name, (*args, *kwargs.values()))  # noqa: E731
                 handles.append(layers[source.layer].register_forward_pre_hook(hook, with_kwargs=True))
         try:
@@ -118,13 +111,12 @@ class Graph(nn.Module):
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, name: str) -> None:
+    def _enter(self, name: str, *_: Any) -> None:
         self.stage.name = f"layer {name!r}" if name else "the network"
 
     def _look(self, name: str, value: Any, batch: Batch) -> Any:
         """What is kept of what a layer returned: z, and what is NaN where it is not finite."""
-        reduction = self.head.reductions[name]
-        source = self.sources[name]
+        reduction, source = self.head.reductions[name], self.sources[name]
         activation = activation_of(value, source.reduce, batch, str(source.layer))
         flat = reduction.reduce.flat(activation, copy=False)
         return reduction(activation)[0], (flat - flat).sum(1)
@@ -133,16 +125,10 @@ class Graph(nn.Module):
         """A term's rows (n, d), and what is NaN where they are not finite."""
         return (seen, seen) if isinstance(seen, Tensor) else seen
 
-    def _predict(self, output: Any, seen: Mapping[str, Any]) -> Prediction:
-        return self.task.predict(output)  # type: ignore[union-attr]
-
-    def _outputs(self, output: Any) -> Tensor:
-        return self.task.scores(output)  # type: ignore[union-attr]
-
     def _strange(self, output: Any, prediction: Prediction) -> Tensor:
         """NaN where no class can be told, or a number or its variance is not finite."""
-        if self.task.discrete:  # type: ignore[union-attr]
-            total = self._outputs(output).logsumexp(1)  # one class may be ruled out by -inf, not all
+        if self.task.discrete:
+            total = self.reader._outputs(self.task, output).logsumexp(1)  # one class may be ruled out by -inf, not all
             if prediction.value.dim() == 3 and total.shape != prediction.value.shape:
                 total = interpolate(total[:, None], prediction.value.shape[1:], mode="bilinear")[:, 0]
             return total - total
@@ -153,13 +139,13 @@ class Graph(nn.Module):
     def _score(self, name: str, term: FittedTerm, z: Tensor, prediction: Prediction) -> Scores:
         method, value = term.method, prediction.value
         self.stage.name = f"{_called(method)} of {name!r}"
-        if name != self.head.leading and isinstance(method, DensityMethod) and self.task.discrete:  # type: ignore[union-attr]
+        if name != self.head.leading and isinstance(method, DensityMethod) and self.task.discrete:
             support = method.prior.fitted.at(value)  # of all Bayes tells, its surprise alone
             return Scores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
         return method.score(z, value.flatten() if value.dim() == 3 else value)
 
     def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
-        """As `Fitted.interval`."""
+        """As `Decisions.interval`."""
         value, term = prediction.value, self.head.terms[self.head.leading]
         unit = unit_of(term.spread, Rows(prediction, {}), scores)  # type: ignore[arg-type]
         if self.reach is None:
@@ -173,9 +159,7 @@ class Graph(nn.Module):
 class PixelGraph(Graph):
     """The same for every pixel: scores are maps (n, H, W)."""
 
-    def __init__(self, reader: PixelExtractor, fitted: Fitted, coverage: Coverage, batch: Batch) -> None:
-        super().__init__(reader, fitted, coverage, batch)
-        self.pixels, self.grid_of = reader.pixels, reader.grid_of
+    reader: PixelExtractor
 
     def _look(self, name: str, value: Any, batch: Batch) -> Any:
         source = self.sources[name]
@@ -183,63 +167,10 @@ class PixelGraph(Graph):
         return (activation if source.reduce.how == "tokens" else activation.permute(0, 2, 3, 1)).clone()
 
     def _rows(self, name: str, seen: Any, prediction: Prediction) -> tuple[Tensor, Tensor]:
-        shape, patch = prediction.value.shape, 1 if self.sources[name].layer is None else self.pixels.patch
-        size = (shape[1], shape[2])
-        wrong = ~seen.isfinite()
-        vectors = LatentMap(seen.masked_fill(wrong, 0), patch, size).band(slice(None), 0, size[0])
-        touched = LatentMap(wrong.any(3, keepdim=True).float(), patch, size).band(slice(None), 0, size[0]) > 0
-        return self.head.reductions[name](vectors)[0], torch.where(touched.any(1).reshape(shape), math.nan, 0.0)
-
-    def _predict(self, output: Any, seen: Mapping[str, Any]) -> Prediction:
-        latent = self.pixels.resolution == "latent"
-        return self.task.predict_pixels(output, tuple(seen[self.grid_of].shape[1:3]) if latent else None)  # type: ignore[union-attr]
-
-    def _outputs(self, output: Any) -> Tensor:
-        return self.task.score_maps(output)  # type: ignore[union-attr]
-
-
-class Tails(nn.Module):
-    r"""The sum of all terms' tails (`combination.Tail`), each of straight pieces, without a search for theirs.
-
-    .. math:: t_l = h_{l0} + \sum_i r_{li} \min(\max((s_l - k_{li}) / d_{li}, 0), 1)
-
-    with knots k, their distances d and rises r; the last piece has no end.
-    """
-
-    knots: Tensor  # (terms, pieces), as the others
-    steep: Tensor  # 1 / d
-    most: Tensor  # 1, or inf for the last
-    rise: Tensor  # r
-    start: Tensor  # h, (terms,), as the weights
-    weight: Tensor
-
-    def __init__(self, combination: Combination) -> None:
-        super().__init__()
-        self.names = list(combination.learnt)
-        tails = [tail for tail in combination.learnt.values() if isinstance(tail, Tail)]
-        most = max(len(tail.knots) for tail in tails)
-        rows: dict[str, list[Tensor]] = {"knots": [], "steep": [], "most": [], "rise": []}
-        for tail in tails:
-            knots, heights = (torch.tensor(part, dtype=torch.float64) for part in (tail.knots, tail.heights))
-            ones = torch.ones(len(knots) - 1)
-            ends = {"knots": knots, "steep": 1 / knots.diff(), "most": ones, "rise": heights.diff()}
-            last = {"steep": 1.0, "most": math.inf, "rise": tail.slope}
-            for name, part in ends.items():
-                whole = torch.cat([part, torch.tensor([last[name]])]) if name in last else part
-                whole = whole.double().clamp(max=1e300) if name == "steep" else whole.double()
-                rows[name].append(pad(whole, (0, most - len(knots))))
-        for name, parts in rows.items():
-            self.register_buffer(name, torch.stack(parts))
-        self.register_buffer("start", torch.tensor([tail.heights[0] for tail in tails], dtype=torch.float64))
-        self.register_buffer("weight", torch.tensor([tail.weight for tail in tails], dtype=torch.float64))
-
-    def forward(self, scores: Mapping[str, Tensor]) -> Tensor:
-        """One score per row."""
-        each = torch.stack([scores[name] for name in self.names], dim=-1)
-        along = (each.double()[..., None] - self.knots) * self.steep  # (n, terms, pieces)
-        rare = (along.clamp(min=0).minimum(self.most) * self.rise).sum(-1) + self.start  # (n, terms)
-        total = (self.weight * rare + (rare - LOWEST).clamp(min=0).square() / 2).sum(-1)
-        return total.clamp(max=torch.finfo(each.dtype).max).to(each.dtype)
+        wrong, shape = ~seen.isfinite(), prediction.value.shape
+        maps = seen.masked_fill(wrong, 0), wrong.any(3, keepdim=True).float()
+        vectors, touched = (self.reader._latent(part, name, prediction).band(slice(None), 0, shape[1]) for part in maps)
+        return self.head.reductions[name](vectors)[0], torch.where((touched > 0).any(1).reshape(shape), math.nan, 0.0)
 
 
 def copy_modules(model: nn.Module) -> nn.Module:

@@ -6,7 +6,6 @@ import inspect
 import json
 import logging
 import os
-import shutil
 import tempfile
 import threading
 import warnings
@@ -132,7 +131,6 @@ def _told(batch: Batch, size: int) -> str:
 
 
 def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
-    """The graph of a detector, traced with a batch."""
     reader = detector.reader
     if not isinstance(reader, Extractor):
         raise NotImplementedError(f"this {type(detector).__name__} reads no network itself, so there is no graph.")
@@ -231,14 +229,12 @@ def _write(
     for name, known in about.items():
         model.metadata_props[f"hidden_uncertainty.{name}"] = known if isinstance(known, str) else json.dumps(known)
     size = sum(part.const_value.nbytes for part in model.graph.initializers.values() if part.const_value is not None)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        made.save(folder / target.name, external_data=size >= LARGEST)
-        _check(detector, batch, folder / target.name)
-        for part in sorted(folder.iterdir(), key=lambda part: part.name == target.name):  # the graph last
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        file = Path(folder) / target.name
+        made.save(file, external_data=size >= LARGEST)
+        _check(detector, batch, file)
+        for part in sorted(file.parent.iterdir(), key=lambda part: part == file):  # the graph last
             os.replace(part, target.parent / part.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check(detector: Any, batch: Batch, path: Path) -> None:
@@ -276,8 +272,7 @@ def _difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
     known = np.isfinite(ours)
     if not np.array_equal(known, np.isfinite(theirs)):
         return float("inf")
-    sizes = np.abs(ours[known])
-    away = np.abs(ours - theirs, where=known, out=np.zeros_like(ours))[known] if known.any() else np.zeros(1)
+    sizes, away = np.abs(ours[known]), np.abs(ours[known] - theirs[known])
     return float((away / np.maximum(sizes, np.median(sizes) or 1.0)).max()) if known.any() else 0.0
 
 
@@ -286,8 +281,7 @@ def _require_onnx(path: Path) -> None:
     if version < (2, 7):
         raise RuntimeError(f"torch {torch.__version__} is too old to write '{path}': ONNX needs 2.7 or newer.")
     try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
+        import onnxscript  # noqa: F401  # which needs onnx
     except ImportError as error:
         raise ImportError(f"'{path}' is a file for ONNX runtimes, which takes onnx and onnxscript: {NEEDED}") from error
     target = Path(os.path.realpath(path))

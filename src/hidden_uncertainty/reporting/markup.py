@@ -108,9 +108,8 @@ def picture(image: Tensor, side: int, alt: str, limits: tuple[float, float] | No
     scale = side / max(pixels.shape[1:])
     if scale < 1:
         pixels = interpolate(pixels[None], [max(1, round(scale * n)) for n in pixels.shape[1:]], mode="area")[0]
-    low, high = limits or (min(0.0, float(pixels.min())), max(1.0, float(pixels.max())))
-    if limits is None and (low < 0 or high > 1):
-        low, high = float(pixels.min()), float(pixels.max())
+    ends = float(pixels.min()), float(pixels.max())
+    low, high = limits or (ends if ends[0] < 0 or ends[1] > 1 else (0.0, 1.0))
     array = ((pixels - low) / max(high - low, 1e-12)).clamp(0, 1).movedim(0, -1).numpy()
     file, colours = io.BytesIO(), "gray" if limits is None else "inferno"
     imsave(file, array if len(pixels) == 3 else array[..., 0], vmin=0, vmax=1, cmap=colours, format="png")

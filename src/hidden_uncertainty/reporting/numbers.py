@@ -28,7 +28,7 @@ class View(NamedTuple):
     """One score of all sets: the detector's own, or that of a term."""
 
     name: str
-    term: str  # whose score it is; "" is the detector's own
+    term: str | None  # whose score it is; None is the detector's own
     unit: str
     calibration: Calibration | None
     scores: list[Tensor]  # of each set, (n,)
@@ -44,9 +44,8 @@ class View(NamedTuple):
 
     def rates(self, rates: Sequence[float]) -> list[tuple[float, float]]:
         """Those false-alarm rates that there are enough calibration scores for, with their thresholds."""
-        if self.calibration is None:
-            return []
-        return [(rate, self.calibration.threshold(rate)) for rate in rates if rate * (self.samples + 1) >= 1]
+        known, enough = self.calibration, [rate for rate in rates if rate * (self.samples + 1) >= 1]
+        return [] if known is None else [(rate, known.threshold(rate)) for rate in enough]
 
     def true_rate(self, threshold: float) -> str:
         """Where the true false-alarm rate of a threshold lies with 95 %, over the draw of the calibration scores."""
@@ -58,10 +57,10 @@ class View(NamedTuple):
 
     def start(self, threshold: float | None) -> int:
         """Which of `RATES` is shown first: that of the detector's threshold, or 5 %."""
-        away = [abs(rate - 0.05 if threshold is None else at - threshold) for rate, at in self.rates(RATES)]
+        rates = self.rates(RATES)
+        away = [abs(rate - 0.05 if threshold is None else at - threshold) for rate, at in rates]
         # Of rates with one threshold, one of the table, or the highest: that is what a user asks for.
-        near = [i for i, some in enumerate(away) if some == min(away)]
-        return max(near, key=lambda i: (self.rates(RATES)[i][0] in TABLE, i), default=0)
+        return min(range(len(rates)), key=lambda i: (away[i], rates[i][0] not in TABLE, -i), default=0)
 
 
 def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
@@ -69,7 +68,7 @@ def views(detector: Detector, sets: Sequence[Scored]) -> list[View]:
     head = detector._fitted().head
     names = {name: name if term.layer is None else f"layer {name}" for name, term in detector.terms.items()}
     own = names[head.leading] if head.combination.single else "all terms together"
-    found = [View(own, "", detector.unit, head.calibration, [s["score "] for s in sets])]
+    found = [View(own, None, detector.unit, head.calibration, [s["score"] for s in sets])]
     for name, term in head.terms.items() if len(head.terms) > 1 else ():
         found.append(View(names[name], name, term.method.unit, term.calibration, [s[f"score {name}"] for s in sets]))
     return found
@@ -107,7 +106,6 @@ def _histograms(view: View, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _roc(view: View, names: Sequence[str]) -> list[Series]:
-    """The ROC curve of each set of outliers, after that of chance."""
     lines = [_series("chance", "dashed", [0, 1], [0, 1])]
     for name, some in zip(names[1:], view.scores[1:], strict=True):
         area = metrics.auroc(negative=view.scores[0], positive=some)
@@ -140,18 +138,12 @@ def thresholds(view: View, sets: Sequence[Scored], own: float | None, what: str)
     rows = [(percent(rate), at) for rate, at in view.rates(TABLE)]
     if own is not None:
         rows.append(("set in the detector", own))
-    cells = [
-        [name, f"{number(at)}\u00a0{view.unit}", view.true_rate(at)]
-        + [share(count, s.count) for count, s in zip(view.above(at), sets, strict=True)]
-        for name, at in rows
-    ]
-    head = [
-        "asked",
-        "threshold",
-        "true rate",
-        f"false alarms: {sets[0].name}",
-        *(f"caught: {s.name}" for s in sets[1:]),
-    ]
+    cells = []
+    for name, at in rows:
+        caught = [share(count, s.count) for count, s in zip(view.above(at), sets, strict=True)]
+        cells.append([name, f"{number(at)}\u00a0{view.unit}", view.true_rate(at), *caught])
+    each = [f"false alarms: {sets[0].name}", *(f"caught: {s.name}" for s in sets[1:])]
+    head = ["asked", "threshold", "true rate", *each]
     fewest = "" if len(sets) > 1 else "How many outliers are caught is not known, as none were given (outliers=)."
     if view.samples < 999:
         fewest += f" Rates below {percent(1 / (view.samples + 1))} need more calibration {what}."
@@ -190,14 +182,6 @@ def layers(found: list[View], sets: Sequence[Scored], weights: dict[str, float])
 
 def _bar(value: float) -> Html:
     return joined(f"{value:.3f}", tag("span", class_="bar", style=f"width:{100 * value:.0f}%", aria_hidden="true"))
-
-
-def _agreement(a: Tensor, b: Tensor) -> str:
-    """Rank correlation, for a cell of a table."""
-    try:
-        return f"{metrics.rank_correlation(a, b):.2f}"
-    except ValueError:  # one of them has a single value
-        return "none"
 
 
 def errors(scored: Scored, what: str, charts: dict[str, Any]) -> dict[str, Block]:
@@ -254,7 +238,11 @@ def _numbers(scored: Scored, of: str, charts: dict[str, Any]) -> Block:
         removed, rest = metrics.sparsification(uncertainty=by, error=error)
         some = slice(0, len(rest) - len(rest) // KEPT)
         lines.append(_series(f"by {BY[name]}", "line", removed[some], rest[some]))
-        rows.append([BY[name], _agreement(by, error), f"{metrics.ause(uncertainty=by, error=error):.3f}"])
+        try:
+            agreement = f"{metrics.rank_correlation(by, error):.2f}"
+        except ValueError:  # one of them has a single value
+            agreement = "none"
+        rows.append([BY[name], agreement, f"{metrics.ause(uncertainty=by, error=error):.3f}"])
     lines.append(_series("best possible", "dashed", *metrics.sparsification_oracle(error)))
     charts["rejection"] = {"series": lines}
     main = "expected" if "expected" in names else "epistemic"

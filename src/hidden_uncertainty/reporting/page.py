@@ -27,9 +27,8 @@ from ..scoring.bayes import DensityMethod
 from ..version import __version__
 from . import numbers
 from .markup import Block, Html, fill, joined, left_out, number, percent, picture, table, tag
-from .scored import KINDS, Example, Near, Scored, nearest
+from .scored import KINDS, Example, Scored, find_nearest
 
-KEEP, KEEP_MAPS = 6, 3  # inputs of each kind that are shown
 DARK = ("#5AB4F0", "#FF8F45", "#2FC99B", "#E7A2CC", "#9AD3F5", "#F2B632", "#E8E8E8")  # COLOURS on a dark page
 KNOWN = "in distribution"
 TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd")  # the direction of text
@@ -58,7 +57,6 @@ def report(
     names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     classes: Sequence[str] | None = None,
     title: str | None = None,
-    progress: bool | None = None,
 ) -> Path:
     """Write one HTML page about a fitted detector, which needs no server and asks for nothing.
 
@@ -76,7 +74,6 @@ def report(
             "in distribution".
         classes: what to call the classes, in the network's order.
         title: of the page.
-        progress: show progress bars; None shows them on a terminal.
 
     Returns:
         The path.
@@ -98,17 +95,11 @@ def report(
     if outliers is not None and not isinstance(outliers, Mapping):
         raise TypeError(f"outliers takes loaders by name, such as {{'noise': loader}}, not {type(outliers).__name__}.")
     fitted = detector._fitted()
-    pixels = detector.pixels is not None
     called = {KNOWN: names} if isinstance(names, Sequence) else names or {}
-    with replacing(path) as file, bars(detector.progress if progress is None else progress):
-        keep = KEEP_MAPS if pixels else KEEP
-        sets: list[Scored] = []
-        for name, some in ((KNOWN, loader), *(outliers or {}).items()):
-            sets.append(Scored(str(name), detector, keep).read(some))
-            given, count = len(called.get(name, ())), sets[-1].count
-            if name in called and given != count:
-                raise ValueError(f"names has {given:,} entries, but the loader gave {count:,} inputs: give one each.")
-        what = "images" if pixels else "inputs"
+    with replacing(path) as file, bars(detector.progress):
+        loaders = ((KNOWN, loader), *(outliers or {}).items())
+        sets = [Scored(str(name), detector, called.get(name)).read(some) for name, some in loaders]
+        what = "inputs" if detector.pixels is None else "images"
         found, charts, threshold = numbers.views(detector, sets), dict[str, Any](), fitted.threshold
         blocks: dict[str, Block] = {
             "thresholds": numbers.thresholds(found[0], sets, threshold, what),
@@ -123,7 +114,7 @@ def report(
             "what": what,
             "key": _key(found[0], sets, threshold, what),
             "fitted": _about(detector, what),
-            "inputs": _inputs(detector, sets, called, classes, train),
+            "inputs": _inputs(sets, classes, train),
             "version": __version__,
             "date": datetime.now(UTC).strftime("%Y-%m-%d, %H:%M UTC"),
         }
@@ -134,7 +125,6 @@ def report(
 
 
 def _key(view: numbers.View, sets: list[Scored], threshold: float | None, what: str) -> Html:
-    """The few numbers to remember."""
     first, cards, rates = sets[0], list[tuple[str, str]](), view.rates(numbers.RATES)
     if rates:
         rate, at = rates[view.start(threshold)]
@@ -147,11 +137,10 @@ def _key(view: numbers.View, sets: list[Scored], threshold: float | None, what: 
     if "error" in first:
         error = number(float(first["error"].square().mean().sqrt()))
         cards.append((error, "root mean squared error, in the output’s unit"))
-    unusable = sum(int((~s["score "].isfinite()).sum()) for s in sets)
+    unusable = sum(int((~s["score"].isfinite()).sum()) for s in sets)
     if unusable:
-        cards.append(
-            (f"{unusable:,}", f"{what}: the network gave NaN or infinity for them, which counts as surprising")
-        )
+        text = f"{what}: the network gave NaN or infinity for them, which counts as surprising"
+        cards.append((f"{unusable:,}", text))
     return tag("ul", *(tag("li", tag("strong", value), tag("span", text)) for value, text in cards), class_="key")
 
 
@@ -159,14 +148,13 @@ def _page(values: Mapping[str, Any], blocks: Mapping[str, Block], data: Mapping[
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     # No other script than this one may run, whatever a name in the page holds.
     script = template.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    shades = enumerate(zip(COLOURS, DARK, strict=True))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     own = {
-        "hash": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "colours": " ".join(
-            f"--c{i}: light-dark({pair[0]}, {pair[1]});" for i, pair in enumerate(zip(COLOURS, DARK, strict=True))
-        ),
-        "data": Html(
-            json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        ),
+        "hash": f"sha256-{digest}",
+        "colours": " ".join(f"--c{i}: light-dark({light}, {dark});" for i, (light, dark) in shades),
+        "data": Html(text.replace("<", "\\u003c")),
     }
     return fill(template, {**values, **own}, blocks)
 
@@ -183,7 +171,6 @@ def _weights(detector: Detector) -> dict[str, float]:
 
 
 def _about(detector: Detector, what: str) -> Html:
-    """What was fitted and chosen, and why."""
     state, task = detector._fitted(), detector.task
     head, rows = state.head, list[list[str]]()
     for name, term in head.terms.items():
@@ -217,10 +204,8 @@ def _about(detector: Detector, what: str) -> Html:
         "versions": f"hidden-uncertainty {__version__}, torch {torch.__version__}",
     }
     head_of = ["term", "what is read", "how it becomes a vector", "scored by", "weight"]
-    return joined(
-        table("What this report is about", [], facts.items()),
-        table("What is read of the network, and by what it is scored", head_of, rows),
-    )
+    about = table("What this report is about", [], facts.items())
+    return joined(about, table("What is read of the network, and by what it is scored", head_of, rows))
 
 
 def _reduced(reduction: Any, term: Any) -> str:
@@ -233,56 +218,41 @@ def _reduced(reduction: Any, term: Any) -> str:
     return f"{shape}: {how}{', brought to length one' if term.reduce.normalise else ''}{kept}"
 
 
-def _inputs(
-    detector: Detector,
-    sets: Sequence[Scored],
-    names: Mapping[str, Sequence[str]],
-    classes: Sequence[str] | None,
-    train: Any,
-) -> Html:
+def _inputs(sets: Sequence[Scored], classes: Sequence[str] | None, train: Any) -> Html:
     """The inputs at the ends of the scores; of outliers, those that look most familiar."""
-    groups = [(sets[0], kind, *TITLES[kind]) for kind in KINDS if sets[0].examples[kind]]
+    first, detector = sets[0], sets[0].detector
+    groups = [(first, kind, *TITLES[kind]) for kind in KINDS if first.examples[kind]]
     missed = "They resemble the training data most. Those whose score is below the threshold are missed."
     groups += [(one, "familiar", f"Outliers that are hardest to notice: {one.name}", missed) for one in sets[1:]]
     shown = [example for scored, kind, *_ in groups for example in scored.examples[kind]]
-    close: dict[int, list[Near]] = {}
     parts: list[Html] = []
-    if not sets[0].examples["ambiguous"]:
+    if not first.examples["ambiguous"]:
         parts.append(left_out("This method tells no aleatoric score, so there are no most ambiguous inputs."))
     if train is not None and (detector.pixels is not None or not isinstance(detector.reader, Extractor)):
         parts.append(left_out("Nearest training inputs are told for whole inputs only, by methods that read vectors."))
     elif train is not None:
         layer = ([name for name, term in detector.terms.items() if term.layer is not None] or detector.layers)[-1]
-        close = nearest(detector, train, layer, shown)
+        find_nearest(detector, train, layer, shown)
         text = f"The nearest training inputs are those whose vectors of “{layer}” are closest, by Euclidean distance."
         parts.append(tag("p", text, " Numbers count training inputs from 0, in their order."))
-    panels = 1 if detector.pixels is None and not close else 4
+    panels = 1 if detector.pixels is None and not any(example.near for example in shown) else 4
     side = int(math.sqrt(ROOM / 3 / max(1, len(shown) * panels)))
     side = min(160 if detector.pixels is not None else 64, max(24, side))
     for scored, kind, title, text in groups:
-        own, of = names.get(scored.name), f" ({scored.name})" * (scored is sets[0])
         parts += [tag("h3", title), tag("p", text)]
-        parts.append(_examples(detector, scored.examples[kind], own, classes, close, side, title + of))
+        parts.append(_examples(scored, kind, classes, side, title + f" ({first.name})" * (scored is first)))
     return joined(*parts)
 
 
-def _examples(
-    detector: Detector,
-    examples: list[Example],
-    names: Sequence[str] | None,
-    classes: Sequence[str] | None,
-    close: Mapping[int, Sequence[Near]],
-    side: int,
-    title: str,
-) -> Html:
-    """Inputs as pictures, or as rows of a table."""
-    pictures = all(example.input is not None and example.input.dim() == 3 for example in examples)
+def _examples(scored: Scored, kind: str, classes: Sequence[str] | None, side: int, title: str) -> Html:
+    detector, examples, names = scored.detector, scored.examples[kind], scored.names
+    pictures = all(example.shown is not None and example.shown.dim() == 4 for example in examples)
     rows, items = [], []
     for example in examples:
         called = f"number {example.place:,}" if names is None else str(names[example.place])
-        facts, x, near = _facts(detector, example, classes), example.input, close.get(id(example), ())
-        if near:
-            facts["nearest in training"] = ", ".join(f"number {i:,} ({number(d)} away)" for d, i, _ in near)
+        facts, x = _facts(scored, example, classes), None if example.shown is None else example.shown[0]
+        if example.near:
+            facts["nearest in training"] = ", ".join(f"number {i:,} ({number(d)} away)" for d, i, _ in example.near)
         if not pictures or x is None:
             rest = "" if x is None or len(x) <= SHOWN else f", … ({len(x):,} in all)"
             facts |= {} if x is None else {"values": ", ".join(map(number, x[:SHOWN].tolist())) + rest}
@@ -291,26 +261,26 @@ def _examples(
         image = picture(x, side, f"{title}: {called}")
         image = image if detector.pixels is None else _maps(detector, example.u, image, side, called)
         lines = [joined(tag("br"), f"{name}: {value}") for name, value in facts.items()]
-        few = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in near if x is not None]
+        few = [picture(x, side, f"training input {i:,}, {number(d)} away") for d, i, x in example.near if x is not None]
         items.append(tag("li", image, tag("strong", called), *lines, tag("div", *few, class_="near")))
     if pictures:
         return tag("ul", *items, class_="pictures" if detector.pixels is None else "pictures maps")
     return table(title, ["input", *facts], rows)
 
 
-def _facts(detector: Detector, example: Example, classes: Sequence[str] | None) -> dict[str, str]:
-    """What is told of an input, in words."""
-    u, found = example.u, dict[str, str]()
-    if detector.pixels is None:
+def _facts(scored: Scored, example: Example, classes: Sequence[str] | None) -> dict[str, str]:
+    detector, u, found = scored.detector, example.u, dict[str, str]()
+    whole = detector.pixels is None
+    if whole:
         found["predicted"] = _value(u.prediction[0], classes)
-        if example.label is not None:
+        if scored.labelled and example.label is not None:
             found["label"] = _value(example.label, classes)
-    found["score"] = f"{number(example.score)}\u00a0{detector.unit}"
-    if example.p_value is not None:
-        found["p-value"] = f"{example.p_value:.3f}"
-    if detector.pixels is None and u.aleatoric is not None:
+    found["score"] = f"{number(float(scored['score'][example.place]))}\u00a0{detector.unit}"
+    if "p_value" in scored:
+        found["p-value"] = f"{scored['p_value'][example.place]:.3f}"
+    if whole and u.aleatoric is not None:
         found["aleatoric"] = f"{number(float(u.aleatoric[0]))}\u00a0nats"
-    if detector.pixels is None and any(some.part is not None for some in u.layers.values()):
+    if whole and any(some.part is not None for some in u.layers.values()):
         name = u.why()[0]
         found["mostly due to"] = name if detector.terms[name].layer is None else f"layer {name}"
     return found
@@ -324,16 +294,11 @@ def _value(value: Tensor, classes: Sequence[str] | None) -> str:
 
 def _maps(detector: Detector, u: Any, image: Html, side: int, called: str) -> Html:
     """The image beside its prediction and its scores, from dark, which is low, to bright."""
-    maps = {
-        "prediction": u.prediction,
-        f"epistemic, in {detector.unit}": u.epistemic,
-        "aleatoric, in nats": u.aleatoric,
-    }
+    maps = {"prediction": u.prediction, f"epistemic, in {detector.unit}": u.epistemic}
+    maps |= {} if u.aleatoric is None else {"aleatoric, in nats": u.aleatoric}
     panels = [tag("figure", image, tag("figcaption", "input"))]
     palette = torch.tensor([to_rgb(shade) for shade in CLASS_COLOURS], device="cpu")
     for name, values in maps.items():
-        if values is None:
-            continue
         if not values.is_floating_point():
             shown, text = picture(palette[values[0] % len(palette)].movedim(-1, 0), side, f"{name} of {called}"), name
         else:
