@@ -195,7 +195,7 @@ class PixelGraph(Graph):
         return self.task.predict_pixels(output, tuple(seen[self.grid_of].shape[1:3]) if latent else None)  # type: ignore[union-attr]
 
     def _outputs(self, output: Any) -> Tensor:
-        return self.task.score_maps(output)  # type: ignore[union-attr]
+        return self.task.scores(output, maps=True)  # type: ignore[union-attr]
 
 
 class Tails(nn.Module):

@@ -182,7 +182,7 @@ class Extractor(Reader):
             refuse("the network gave NaN or infinite outputs", unusable, index)
         for name, read in reads.items():
             if self.sources[name].layer is None:
-                scores = self._outputs(task, output)
+                scores = task.scores(output, maps=self.pixels is not None)
                 # A class may be ruled out by -inf.
                 found[name] = read(scores if unusable is None else scores.nan_to_num(0.0, 0.0, -math.inf))
         for name, values in wrong.items():
@@ -192,9 +192,6 @@ class Extractor(Reader):
 
     def _predict(self, task: Task, output: Any, found: Mapping[str, Any]) -> Prediction:
         return task.predict(output)
-
-    def _outputs(self, task: Task, output: Any) -> Tensor:
-        return task.scores(output)
 
     def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
         """Which inputs, (n,), have something wrong in what a term reads."""

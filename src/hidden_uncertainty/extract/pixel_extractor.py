@@ -254,9 +254,6 @@ class PixelExtractor(Extractor):
             size = (found[self.grid_of].shape[1], found[self.grid_of].shape[2])
         return task.predict_pixels(output, size)
 
-    def _outputs(self, task: Task, output: Any) -> Tensor:
-        return task.score_maps(output)
-
     def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
         """Which pixels, (n, H, W), are interpolated from places that have something wrong."""
         places = wrong.any(3 if self.sources[name].reduce.how == "tokens" else 1)[..., None].float()  # (n, h, w, 1)

@@ -57,12 +57,11 @@ class Task(ABC):
         raise ValueError(f"task={self.name!r} is for whole inputs, not for pixels: leave pixels= out.")
 
     @abstractmethod
-    def scores(self, output: Any) -> Tensor:
-        """The output itself as numbers per input, (n, C), a copy in at least float32."""
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
+        """The output itself as numbers per input, (n, C), a copy in at least float32.
 
-    def score_maps(self, output: Any) -> Tensor:
-        """The output as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory."""
-        raise NotImplementedError
+        With `maps` as numbers per pixel, (n, C, H, W), which may share the output's memory.
+        """
 
     @abstractmethod
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
@@ -78,9 +77,14 @@ class Task(ABC):
             )
         return whole
 
-    @abstractmethod
     def describe(self, prediction: Prediction) -> str:
         """What is predicted, for people."""
+        value, per_pixel = prediction.value, prediction.value.dim() == 3
+        if self.discrete:
+            what = f"{value.shape[1]} labels" if value.dim() == 2 else f"{prediction.classes} classes"
+            return f"{self.name}, {what}{', one per pixel' if per_pixel else ''}"
+        count = f"{value.shape[1]} numbers" if value.dim() == 2 else "one number"
+        return f"{self.name}, {count} per {'pixel' if per_pixel else 'input'}"
 
     def config(self) -> dict[str, Any]:
         """Its name and arguments, as JSON."""
@@ -130,14 +134,11 @@ class Classification(Task):
         """The class of each pixel, (n, H, W), of the output's grid or one that its scores are interpolated to."""
         return self._largest(resized(as_maps(tensor_of(output, self.output)), size))
 
-    def scores(self, output: Any) -> Tensor:
-        """Logits or log-probabilities of all classes, (n, C) with C at least 2."""
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
+        """Logits or log-probabilities of all classes, (n, C) or (n, C, H, W), with C at least 2."""
         scores = tensor_of(output, self.output)
-        return self._log_scores(as_real(scores[:, None] if scores.dim() == 1 else scores))
-
-    def score_maps(self, output: Any) -> Tensor:
-        """Logits or log-probabilities of all classes at each pixel, (n, C, H, W)."""
-        return self._log_scores(as_real(as_maps(tensor_of(output, self.output)), copy=False))
+        scores = as_maps(scores) if maps else scores[:, None] if scores.dim() == 1 else scores
+        return self._log_scores(as_real(scores, copy=not maps))
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
@@ -152,11 +153,6 @@ class Classification(Task):
             scores = resized(as_maps(scores), (height, width))
         wrong = ~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite()
         return wrong if bool(wrong.any()) else None
-
-    def describe(self, prediction: Prediction) -> str:
-        """What is predicted, for people."""
-        each = ", one per pixel" if prediction.value.dim() > 1 else ""
-        return f"classification, {prediction.classes} classes{each}"
 
     def _largest(self, scores: Tensor) -> Prediction:
         if scores.shape[1] == 1:
@@ -231,13 +227,9 @@ class Regression(Task):
         variance = None if spread is None else resized(self._variance(spread), size)[:, 0]
         return Prediction(resized(values, size)[:, 0], variance=variance)
 
-    def scores(self, output: Any) -> Tensor:
-        """The predicted numbers, (n, q)."""
-        return self._read(output, as_numbers)[0]
-
-    def score_maps(self, output: Any) -> Tensor:
-        """The predicted number of each pixel, (n, 1, H, W)."""
-        return self._read(output, as_maps)[0]
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
+        """The predicted numbers, (n, q), or the one of each pixel, (n, 1, H, W)."""
+        return self._read(output, as_maps if maps else as_numbers)[0]
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels a number, or the network's own variance of it, is NaN or infinite."""
@@ -257,13 +249,6 @@ class Regression(Task):
                 "out why."
             )
         return values
-
-    def describe(self, prediction: Prediction) -> str:
-        """What is predicted, for people."""
-        value = prediction.value
-        if value.dim() == 2:
-            return f"regression, {value.shape[1]} numbers per input"
-        return f"regression, one number per {'input' if value.dim() == 1 else 'pixel'}"
 
     def _read(self, output: Any, shape: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Copies of the prediction and its spread in at least float32, their numbers along the second dimension."""
@@ -330,7 +315,7 @@ class MultiLabel(Task):
             raise ValueError(f"threshold= has {len(limit)} numbers, but the network gave {values.shape[1]} labels.")
         return Prediction((values > (limit.logit() if self.logits else limit)).long(), 2)
 
-    def scores(self, output: Any) -> Tensor:
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
         """The logit of each label, (n, L)."""
         values = self._read(output)
         return values.clone() if self.logits else to_logits(values)
@@ -339,10 +324,6 @@ class MultiLabel(Task):
         """For which inputs the output of some label is NaN or infinite."""
         values = tensor_of(output, self.output)
         return None if finite(values) else ~values.isfinite().all(1)
-
-    def describe(self, prediction: Prediction) -> str:
-        """What is predicted, for people."""
-        return f"multi-label, {prediction.value.shape[1]} labels"
 
     def _read(self, output: Any) -> Tensor:
         """The logits or probabilities of labels, (n, L), in at least float32."""
