@@ -164,9 +164,9 @@ class ScoringReader(Reader):
         wrong = scores.epistemic.isnan()
         options: dict[str, Any] = {"scores": {OUTPUTS: scores}, "unusable": wrong if bool(wrong.any()) else None}
         if self.pixels is None:
-            return Rows(prediction, {}, batch.label if labels else None, **options)
+            return Rows(prediction=prediction, label=batch.label if labels else None, **options)
         label = label_maps(batch.label, prediction.value) if labels else None
-        return Grid(prediction, {}, self.pixels, label, **options)
+        return Grid(prediction=prediction, pixels=self.pixels, label=label, **options)
 
 
 def fitted_to(batch: Batch, holdout: float) -> Tensor | slice:

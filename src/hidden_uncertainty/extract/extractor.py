@@ -52,7 +52,7 @@ class Extractor(Reader):
         reductions, stream, seen = self.prepare(loader, holdout)
         with team().step():
             features, apart = self._extract(stream, reductions, count(loader), holdout)
-            check_count(seen, _length(features) + _length(apart))
+            check_count(seen, sum(len(part) for part in (features, apart) if part is not None))
         return features, apart
 
     def prepare(
@@ -133,7 +133,8 @@ class Extractor(Reader):
     ) -> Rows:
         """Run the network on one batch: its predictions, and each term's rows."""
         _, prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
-        return Rows(prediction, reduced, batch.label if labels else None, unusable=unusable)
+        label = batch.label if labels else None
+        return Rows(prediction=prediction, reduced=reduced, label=label, unusable=unusable)
 
     def _reduction_fits(self) -> dict[str, ReductionFit]:
         """What to fit to each layer; outputs are taken as they are."""
@@ -262,7 +263,3 @@ def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:
             update(rows)
 
     return some
-
-
-def _length(features: Features | None) -> int:
-    return 0 if features is None else len(features)

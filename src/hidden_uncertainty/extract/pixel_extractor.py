@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..model.batches import Batch, require_repeatable
+from ..model.outputs import as_real, show
 from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction, ReductionFit
 from ..uncertainty import LayerScores
@@ -49,13 +50,13 @@ class LatentMap:
     """
 
     def __init__(self, maps: Tensor, patch: int, size: Size) -> None:
-        places, around = maps.shape[1:3], patch // 2
+        places, around, wide = maps.shape[1:3], patch // 2, torch.promote_types(maps.dtype, torch.float32)
         if around:
             maps = pad(maps, (0, 0, around, around, around, around))
             maps = maps.unfold(1, patch, 1).unfold(2, patch, 1).flatten(3)
         self.maps, self.patch, self.size, self.aligned = maps, patch, size, places == size
         self.rows, self.columns = (
-            Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, _at_least_single(maps)))
+            Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, wide))
             for low, high, share in map(axis, places, size)
         )
 
@@ -73,8 +74,8 @@ class LatentMap:
         y, x = pixels.div(self.size[1], rounding_mode="floor"), pixels % self.size[1]
         above, below = (
             torch.lerp(
-                _single(self.maps[image, rows[y], self.columns.low[x]]),
-                _single(self.maps[image, rows[y], self.columns.high[x]]),
+                as_real(self.maps[image, rows[y], self.columns.low[x]], copy=False),
+                as_real(self.maps[image, rows[y], self.columns.high[x]], copy=False),
                 self.columns.share[x, None],
             )
             for rows in (self.rows.low, self.rows.high)
@@ -89,23 +90,19 @@ class LatentMap:
     def _along(self, dim: int, maps: Tensor, along: Axis, start: int, stop: int) -> Tensor:
         """Maps (n, h, w, C·k²) at some pixels along one dimension."""
         if self.aligned:
-            return _single(maps.narrow(dim, start, stop - start))
+            return as_real(maps.narrow(dim, start, stop - start), copy=False)
         low, high, share = (part[start:stop] for part in along)
-        before, after = (_single(maps.index_select(dim, places)) for places in (low, high))
+        before, after = (as_real(maps.index_select(dim, places), copy=False) for places in (low, high))
         return torch.lerp(before, after, share.reshape(-1, *[1] * (3 - dim)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Grid(Reading):
     """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size."""
 
-    prediction: Prediction
-    latents: Mapping[str, LatentMap]  # the maps that each term reads
     pixels: Pixels
-    label: Tensor | None = None
+    latents: Mapping[str, LatentMap] = field(default_factory=dict)  # the maps that each term reads
     reductions: Mapping[str, Reduction] = field(default_factory=dict)  # from each term's vectors to z
-    scores: Mapping[str, LayerScores] | None = None
-    unusable: Tensor | None = None
 
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""
@@ -163,14 +160,6 @@ class Grid(Reading):
         valid = self.valid.to(scores.device)
         kept = [values[count] for values, count in zip(scores, valid, strict=True) if bool(count.any())]
         return torch.stack([self.pixels.image_score(values) for values in kept]) if kept else scores.new_zeros(0)
-
-
-def _at_least_single(values: Tensor) -> torch.dtype:
-    return torch.promote_types(values.dtype, torch.float32)
-
-
-def _single(values: Tensor) -> Tensor:
-    return values.to(_at_least_single(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +231,7 @@ class PixelExtractor(Extractor):
         _, prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
         latents = {name: self._latent(values, name, prediction) for name, values in maps.items()}
         label = label_maps(batch.label, prediction.value) if labels else None
-        return Grid(prediction, latents, self.pixels, label, unusable=unusable)
+        return Grid(prediction=prediction, latents=latents, pixels=self.pixels, label=label, unusable=unusable)
 
     def _latent(self, maps: Tensor, name: str, prediction: Prediction) -> LatentMap:
         height, width = prediction.value.shape[1:]
@@ -317,10 +306,9 @@ def _copier(name: str, how: How) -> Read:
 
     def copy(activation: Tensor) -> Tensor:
         if activation.dim() != 4:
-            shape = ", ".join(["n", *map(str, activation.shape[1:])])
             raise ValueError(
-                f"layer {name!r} gave ({shape}), which is no map: with pixels= a layer's output is (n, channels, "
-                "height, width), or (n, height, width, channels) with reduce='tokens'. Choose another layer."
+                f"layer {name!r} gave {show(activation)}, which is no map: with pixels= a layer's output is (n, "
+                "channels, height, width), or (n, height, width, channels) with reduce='tokens'. Choose another layer."
             )
         if not activation.is_floating_point():
             raise TypeError(f"layer {name!r} gave {activation.dtype}; floating-point activations are needed.")
