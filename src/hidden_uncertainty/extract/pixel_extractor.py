@@ -21,7 +21,7 @@ from .features import Axis, Features, Lattice, Population, Reading, Row
 from .pixels import Pixels, Sampler
 from .reader import Reader
 
-Size = tuple[int, int]
+Size = tuple[int, ...]  # (H, W)
 CELLS = 1 << 22  # numbers of a tile: pixels times their dimensions
 ROWS = 1 << 14  # reduced at a time
 
@@ -234,14 +234,12 @@ class PixelExtractor(Extractor):
         return Grid(prediction=prediction, latents=latents, pixels=self.pixels, label=label, unusable=unusable)
 
     def _latent(self, maps: Tensor, name: str, prediction: Prediction) -> LatentMap:
-        height, width = prediction.value.shape[1:]
-        return LatentMap(maps, 1 if self.sources[name].layer is None else self.pixels.patch, (height, width))
+        patch = 1 if self.sources[name].layer is None else self.pixels.patch
+        return LatentMap(maps, patch, prediction.value.shape[1:])
 
     def _predict(self, task: Task, output: Any, found: Mapping[str, Tensor]) -> Prediction:
-        size = None
-        if self.pixels.resolution == "latent":
-            size = (found[self.grid_of].shape[1], found[self.grid_of].shape[2])
-        return task.predict_pixels(output, size)
+        latent = self.pixels.resolution == "latent"
+        return task.predict_pixels(output, found[self.grid_of].shape[1:3] if latent else None)
 
     def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
         """Which pixels, (n, H, W), are interpolated from places that have something wrong."""
@@ -298,7 +296,7 @@ def label_maps(label: Tensor | None, prediction: Tensor) -> Tensor | None:
             f"labels of pixels are (n, H, W), but the loader gave {tuple(label.shape)}. If labels are not needed, "
             "leave them out: unpack=lambda batch: (batch[0], None)."
         )
-    return nearest(label.to(prediction.device), (prediction.shape[1], prediction.shape[2]))
+    return nearest(label.to(prediction.device), prediction.shape[1:])
 
 
 def _copier(name: str, how: How) -> Read:

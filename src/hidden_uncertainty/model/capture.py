@@ -100,7 +100,7 @@ def lend(
             layers[name]._forward_hooks_with_kwargs[hook] = True  # type: ignore[index]
             layers[name]._forward_hooks[hook] = hook  # type: ignore[index]
         for name, callback in (before or {}).items():
-            hook = _Before(call, callback)
+            hook = _Hook(call, callback)
             layers[name]._forward_pre_hooks_with_kwargs[hook] = True  # type: ignore[index]
             layers[name]._forward_pre_hooks[hook] = hook  # type: ignore[index]
         return work(root)
@@ -184,7 +184,7 @@ class _Call:
 
 
 class _Hook:
-    """Calls back for what a layer returns in the thread of its call, while that lasts; it is its own key."""
+    """Calls back before or after a layer runs in the thread of its call, while that lasts; it is its own key."""
 
     def __init__(self, call: _Call, callback: Callback) -> None:
         self.call, self.callback = call, callback
@@ -192,7 +192,7 @@ class _Hook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if getattr(_running, "call", None) is not self.call:  # the user's own call in another thread, or a dead hook
             return None
-        kwargs, output = rest  # of another thread's call that is just ending, a hook gets the output alone
+        kwargs, output = rest if len(rest) == 2 else (rest[0], None)  # there is no output yet before a layer runs
         gradients = torch.is_grad_enabled()  # which the model may have switched on for itself, as autocast
         try:
             torch._C._set_grad_enabled(False)
@@ -200,13 +200,6 @@ class _Hook:
                 return self.callback(output, args, kwargs)
         finally:
             torch._C._set_grad_enabled(gradients)
-
-
-class _Before(_Hook):
-    """Calls back for what a layer is given, before it runs."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-        return super().__call__(module, args, rest[0] if rest else {}, None)
 
 
 def _sweep(layer: nn.Module) -> None:

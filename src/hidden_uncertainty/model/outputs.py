@@ -126,7 +126,7 @@ def as_maps(values: Tensor) -> Tensor:
     return values[:, None] if values.dim() == 3 else values
 
 
-def resized(values: Tensor, size: tuple[int, int] | None) -> Tensor:
+def resized(values: Tensor, size: tuple[int, ...] | None) -> Tensor:
     """Maps (n, C, H, W) on another grid, bilinearly."""
     if size is None or values.shape[2:] == size:
         return values
@@ -161,11 +161,6 @@ def whole_labels(label: Tensor | None, prediction: Tensor) -> Tensor | None:
         return None
     whole = label.long()
     return whole.reshape(prediction.shape).to(prediction.device) if bool((whole == label).all()) else None
-
-
-def squeezed(values: Tensor) -> Tensor:
-    """One number per input as (n,), several as (n, q)."""
-    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def show(tensor: Tensor) -> str:

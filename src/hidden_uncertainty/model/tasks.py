@@ -19,7 +19,6 @@ from .outputs import (
     resized,
     shape_of,
     show,
-    squeezed,
     tensor_of,
     to_logits,
     whole_labels,
@@ -52,7 +51,7 @@ class Task(ABC):
     def predict(self, output: Any) -> Prediction:
         """What is predicted for each input."""
 
-    def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
+    def predict_pixels(self, output: Any, size: tuple[int, ...] | None = None) -> Prediction:
         """What is predicted for each pixel, on the output's grid or on one of another size."""
         raise ValueError(f"task={self.name!r} is for whole inputs, not for pixels: leave pixels= out.")
 
@@ -130,7 +129,7 @@ class Classification(Task):
             )
         return self._largest(scores)
 
-    def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
+    def predict_pixels(self, output: Any, size: tuple[int, ...] | None = None) -> Prediction:
         """The class of each pixel, (n, H, W), of the output's grid or one that its scores are interpolated to."""
         return self._largest(resized(as_maps(tensor_of(output, self.output)), size))
 
@@ -149,8 +148,7 @@ class Classification(Task):
         if finite(scores):
             return None
         if prediction.value.dim() == 3:
-            height, width = prediction.value.shape[1:]
-            scores = resized(as_maps(scores), (height, width))
+            scores = resized(as_maps(scores), prediction.value.shape[1:])
         wrong = ~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite()
         return wrong if bool(wrong.any()) else None
 
@@ -213,9 +211,9 @@ class Regression(Task):
     def predict(self, output: Any) -> Prediction:
         """The number or numbers of each input, in at least float32, and the network's own variance of them."""
         values, spread = self._read(output, as_numbers)
-        return Prediction(squeezed(values), variance=None if spread is None else squeezed(self._variance(spread)))
+        return Prediction(values.squeeze(1), variance=None if spread is None else self._variance(spread).squeeze(1))
 
-    def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
+    def predict_pixels(self, output: Any, size: tuple[int, ...] | None = None) -> Prediction:
         """The number of each pixel, (n, H, W), and the network's own variance of it."""
         values, spread = self._read(output, as_maps)
         if values.shape[1] != 1:
