@@ -43,9 +43,7 @@ def fitted(reduce: Reduce, activation: Tensor, *, batch: int = 40, seed: int = 0
         (Reduce("token"), torch.zeros(4), ValueError, r"got \(n,\)"),
         (Reduce(), torch.tensor(1.0), ValueError, "samples first; got a single number"),
         (Reduce(), torch.zeros(4, 7, dtype=torch.long), TypeError, "layer 'fc': expected floating.* got torch.int64"),
-        (Reduce(), torch.tensor([[1.0, math.nan]]), ValueError, "layer 'fc' gave 1 non-finite values"),
         (Reduce(max_dim=1), torch.tensor([[1.0, math.nan]]), ValueError, "layer 'fc' gave 1 non-finite values"),
-        (Reduce("project", max_dim=1), torch.tensor([[1.0, math.inf]]), ValueError, "layer 'fc' gave 1 non-finite"),
     ],
 )
 def test_activations_that_do_not_fit(reduce, activation, error, message):
@@ -217,8 +215,6 @@ def test_fits_without_a_probe():
 
 def test_wrong_order_of_calls():
     fit = ReductionFit(Reduce(max_dim=4), "conv")
-    with pytest.raises(RuntimeError, match="layer 'conv' never gave an output"):
-        fit.end_pass()
     fit.probe(draw(5, 30))
     with pytest.raises(RuntimeError, match="layer 'conv' needs more passes"):
         fit.result()

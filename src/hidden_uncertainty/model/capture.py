@@ -223,7 +223,7 @@ if hasattr(os, "register_at_fork"):
 def _unwrap(module: nn.Module) -> nn.Module:
     """What compiled and data parallel wrappers hold; a module without a wrapper as it is."""
     while (compiled := "_orig_mod" in module._modules) or isinstance(module, _PARALLEL):
-        module = module._orig_mod if compiled else module.module
+        module = getattr(module, "_orig_mod" if compiled else "module")
     return module
 
 

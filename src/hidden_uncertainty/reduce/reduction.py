@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..io import expect, is_int, plain
 from ..model.outputs import Key
 from ..precision import gradients, precise
-from .pca import StreamingPCA, check_finite
+from .pca import StreamingPCA
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
 Pool = Literal["mean", "max", "last"]
@@ -313,12 +313,10 @@ class ReductionFit:
     def probe(self, activation: Tensor) -> None:
         """Learn the layer's shape from its output on one batch (n, ...), which counts towards no pass."""
         try:
-            width = self.reduce.width(tuple(activation.shape))
-            x = self.reduce.flat(activation, copy=False)
+            x = self.reduce.flat(activation, copy=False)  # (n, D)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer {self.layer!r}: {error}") from None
-        shape = tuple(activation.shape[1:])
-        max_dim = self.reduce.max_dim
+        shape, width, max_dim = tuple(activation.shape[1:]), x.shape[1], self.reduce.max_dim
         if max_dim is None or width <= max_dim:
             self._reduction = Reduction(self.reduce, self.layer, shape)
         elif self.reduce.how == "project":
@@ -331,8 +329,6 @@ class ReductionFit:
                 self._energy = torch.zeros(3, dtype=torch.float64, device=home)
         else:
             self._pca = StreamingPCA(width, max_dim, seed=self.seed, name=f"layer {self.layer!r}")
-        if self._pca is None:  # which looks at what it is given itself
-            check_finite(x, f"layer {self.layer!r}")
         self.shape = shape
 
     @gradients(False, lasting=True)
@@ -352,10 +348,6 @@ class ReductionFit:
 
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass, as `StreamingPCA.end_pass`. Does nothing when `done`."""
-        if self.shape is None:
-            raise RuntimeError(
-                f"layer {self.layer!r} never gave an output in this pass: is it used in the forward pass?"
-            )
         if self._pca is not None and not self._pca.done:
             self._pca.end_pass(all_sum)
         elif self._energy is not None:
