@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ class Extractor(Reader):
             ):
                 for index, batch in enumerate(whole):
                     keep = ~chosen(batch, holdout) if holdout else None
-                    self._read(batch, {name: _rows(fit.update, keep) for name, fit in fits.items()}, index)
+                    self._read(batch, {name: partial(fit.update, keep=keep) for name, fit in fits.items()}, index)
                     inputs += len(batch)
                     bar.advance()
                 check_count(seen, inputs)
@@ -250,16 +251,3 @@ def check_count(before: int | None, now: int) -> None:
             f"the loader gave {before:,} inputs in one pass and {now:,} in the next: it must give the same ones each "
             "time (in any order). Turn off drop_last, or sampling with replacement."
         )
-
-
-def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:
-    """An update that sees only the rows to keep."""
-    if keep is None:
-        return update
-
-    def some(activation: Tensor) -> None:
-        rows = activation[keep.to(activation.device)]
-        if len(rows):
-            update(rows)
-
-    return some

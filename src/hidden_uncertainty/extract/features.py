@@ -279,10 +279,6 @@ class Features:
         """A number from 0 to 1 per input, (n,), as if drawn at random, but by what each of them is."""
         return keys_of(list(self.z.values())[-1])
 
-    def share(self, share: float) -> Tensor:
-        """A mask (n,) of about this share of the inputs, by their keys."""
-        return self.keys() < share
-
     def lowest(self, count: int) -> Features:
         """At most so many inputs, those of the lowest keys, in their order."""
         return self[self.keys().argsort(stable=True)[:count]]

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ..model.batches import Batch, require_repeatable
 from ..model.outputs import as_real, show
 from ..model.tasks import Condition, Prediction, Task
-from ..reduce import How, Reduction, ReductionFit
+from ..reduce import How, Reduction
 from ..uncertainty import LayerScores
 from .extractor import Extractor, Read, chosen, lowest
 from .features import Axis, Features, Lattice, Population, Reading, Row
@@ -207,7 +207,10 @@ class PixelExtractor(Extractor):
         rows, population = sampler.drawn()
         fits = self._reduction_fits()
         for name, fit in fits.items():
-            _fit_reduction(fit, rows[f"z {name}"])
+            while not fit.done:
+                for part in rows[f"z {name}"].split(ROWS):
+                    fit.update(part)
+                fit.end_pass()
         reductions = self._reductions(fits)
         return self._features(sampler, rows, population, reductions), Later(self, loader, reductions, holdout)
 
@@ -314,14 +317,6 @@ def _copier(name: str, how: How) -> Read:
         return last.clone(memory_format=torch.contiguous_format)
 
     return copy
-
-
-def _fit_reduction(fit: ReductionFit, rows: Tensor) -> None:
-    fit.probe(rows[:ROWS])
-    while not fit.done:
-        for part in rows.split(ROWS):
-            fit.update(part)
-        fit.end_pass()
 
 
 def _reduce(reduction: Reduction, rows: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -157,8 +157,7 @@ class Reader:
 
     def called(self, *args: Any, **kwargs: Any) -> Batch:
         """What a detector was called with, where the model is."""
-        batch, device = called(args, kwargs, self.unpack, dtype_of(self.model)), device_of(self.model)
-        return self._named(batch if device is None else batch.to(device))
+        return self._named(called(args, kwargs, self.unpack, dtype_of(self.model)).to(device_of(self.model)))
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         return map(self._named, batches(loader, self.unpack, device_of(self.model), dtype_of(self.model)))

@@ -183,10 +183,7 @@ def _require_sums(detector: Any, *, chunks: bool = False) -> dict[str, Sums]:
 
 
 def gather(
-    detector: Any,
-    loader: Iterable[Any],
-    reductions: Mapping[str, Reduction] | None = None,
-    folder: Path | None = None,
+    detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None = None, folder: Path | None = None
 ) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
     sums = _require_sums(detector, chunks=folder is not None)

@@ -101,10 +101,8 @@ class State:
             raise ValueError("the states are of different detectors: gather both with the same one.")
         moments = {name: self.moments[name] + other.moments[name] for name in self.moments}
         rows = Features.received([mine.plain(), theirs.plain()], mine.reductions, mine.prediction.device)
-        sample = rows.lowest(self.limit)
-        both = State(self.condition, self.sums, self.limit, moments, sample=sample)
-        both.inputs = self.inputs + other.inputs
-        return both
+        sample, inputs = rows.lowest(self.limit), self.inputs + other.inputs
+        return State(self.condition, self.sums, self.limit, moments, sample=sample, inputs=inputs)
 
     __radd__ = __add__
 

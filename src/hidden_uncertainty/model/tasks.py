@@ -137,7 +137,23 @@ class Classification(Task):
         """Logits or log-probabilities of all classes, (n, C) or (n, C, H, W), with C at least 2."""
         scores = tensor_of(output, self.output)
         scores = as_maps(scores) if maps else scores[:, None] if scores.dim() == 1 else scores
-        return self._log_scores(as_real(scores, copy=not maps))
+        scores = as_real(scores, copy=not maps)
+        single = scores.shape[1] == 1
+        if not self.logits and not torch.compiler.is_compiling():
+            total = scores.sum(1)
+            off = (total - 1).clamp(min=0) if single else (total - 1).abs()
+            if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
+                raise ValueError(
+                    f"logits=False takes probabilities, not negative and of sum 1, but the network gave values from "
+                    f"{scores.min():.4g} to {scores.max():.4g} and sums from {total.min():.4g} to {total.max():.4g}. "
+                    "Leave logits=True for logits and for log-probabilities."
+                )
+        if single:
+            # Half of a single logit z for each of the two classes: the probabilities are those of (0, z), and the
+            # energy is the same for z and -z.
+            half = (scores if self.logits else to_logits(scores)) / 2
+            return torch.cat([-half, half], 1)
+        return scores if self.logits else scores.log()
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
@@ -156,24 +172,6 @@ class Classification(Task):
         if scores.shape[1] == 1:
             return Prediction((scores[:, 0] > (0 if self.logits else 0.5)).long(), 2)
         return Prediction(scores.argmax(1), scores.shape[1])
-
-    def _log_scores(self, scores: Tensor) -> Tensor:
-        single = scores.shape[1] == 1
-        if not self.logits and not torch.compiler.is_compiling():
-            total = scores.sum(1)
-            off = (total - 1).clamp(min=0) if single else (total - 1).abs()
-            if bool((scores < 0).any()) or bool((off.isfinite() & (off >= 2e-2)).any()):  # the rest is `unusable`
-                raise ValueError(
-                    f"logits=False takes probabilities, not negative and of sum 1, but the network gave values from "
-                    f"{scores.min():.4g} to {scores.max():.4g} and sums from {total.min():.4g} to {total.max():.4g}. "
-                    "Leave logits=True for logits and for log-probabilities."
-                )
-        if single:
-            # Half of a single logit z for each of the two classes: the probabilities are those of (0, z), and the
-            # energy is the same for z and -z.
-            half = (scores if self.logits else to_logits(scores)) / 2
-            return torch.cat([-half, half], 1)
-        return scores if self.logits else scores.log()
 
 
 class Regression(Task):
