@@ -1,7 +1,7 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
 from .extractor import Extractor
-from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Nothing, Population, Reading, Row, Rows, Unseen
+from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Nothing, Population, Reading, Rows, Unseen
 from .pixel_extractor import Grid, Later, PixelExtractor, label_maps
 from .pixels import Pixels
 from .reader import NoNetwork, NoReader, Reader, Source, activation_of, require_sources
@@ -23,7 +23,6 @@ __all__ = [
     "Population",
     "Reader",
     "Reading",
-    "Row",
     "Rows",
     "Source",
     "Unseen",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +23,6 @@ from .features import AsIs, Features, Nothing, Rows, Unseen, refuse
 from .reader import Reader, Source, activation_of
 
 Read = Callable[[Tensor], Any]
-
-
-class Pass(NamedTuple):
-    """What one run of the network gave."""
-
-    task: Task
-    prediction: Prediction
-    found: dict[str, Any]  # what was made of what each term reads
-    unusable: Tensor | None  # for which inputs or pixels something is NaN or infinite; zeros are read instead
 
 
 class Extractor(Reader):
@@ -92,10 +83,10 @@ class Extractor(Reader):
         reductions = self._reductions(fits)
         if crew.size > 1:  # the last digits may differ between machines
             device = device_of(self.model) or torch.device("cpu")
-            fitted = {name: part for name, part in reductions.items() if not isinstance(part, AsIs)}
+            fitted = {name: reductions[name] for name in fits}
             sent = {name: (part.config(), tree_map(Tensor.cpu, part.state_dict())) for name, part in fitted.items()}
-            found = {name: Reduction.from_config(*facts).to(device) for name, facts in crew.first(sent).items()}
-            reductions = {**reductions, **found}
+            for name, facts in crew.first(sent).items():
+                reductions[name] = Reduction.from_config(*facts).to(device)
         self.reductions = reductions
         return reductions, whole, seen
 
@@ -133,7 +124,7 @@ class Extractor(Reader):
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Rows:
         """Run the network on one batch: its predictions, and each term's rows."""
-        _, prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
+        prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
         label = batch.label if labels else None
         return Rows(prediction=prediction, reduced=reduced, label=label, unusable=unusable)
 
@@ -148,8 +139,13 @@ class Extractor(Reader):
     def _reductions(self, fits: Mapping[str, ReductionFit]) -> dict[str, Reduction]:
         return {name: fits[name].result() if name in fits else AsIs() for name in self.sources}
 
-    def _read(self, batch: Batch, reads: Mapping[str, Read], index: int | None, *, strict: bool = True) -> Pass:
-        """Run the network on one batch; what each term sees goes to its `reads`, and NaN is an error if `strict`."""
+    def _read(
+        self, batch: Batch, reads: Mapping[str, Read], index: int | None, *, strict: bool = True
+    ) -> tuple[Prediction, dict[str, Any], Tensor | None]:
+        """Run the network on one batch: its predictions, what `reads` make of what each term sees, what is unusable.
+
+        That is for which inputs or pixels something is NaN or infinite: an error if `strict`, otherwise zeros are read.
+        """
         outputs: dict[str, list[str]] = {}  # the terms that read what each layer gives
         inputs: dict[str, list[str]] = {}  # and what it is given
         for name in reads:
@@ -190,7 +186,7 @@ class Extractor(Reader):
         for name, values in wrong.items():
             rows = self._touched(values, name, prediction)
             unusable = rows if unusable is None else unusable | rows.to(unusable.device)
-        return Pass(task, prediction, found, unusable)
+        return prediction, found, unusable
 
     def _predict(self, task: Task, output: Any, found: Mapping[str, Any]) -> Prediction:
         return task.predict(output)
@@ -219,12 +215,13 @@ class Extractor(Reader):
             for index, batch in enumerate(stream):
                 # Before the network runs, which may write into its inputs.
                 rows = chosen(batch, holdout)
-                task, prediction, reduced, _ = self._read(batch, reductions, index)
+                prediction, reduced, _ = self._read(batch, reductions, index)
+                assert self.task is not None
                 features = Features(
                     z={name: z for name, (z, _) in reduced.items()},
                     residual={name: residual for name, (_, residual) in reduced.items()},
                     prediction=prediction.value,
-                    task=task,
+                    task=self.task,
                     reductions=dict(reductions),
                     label=None if batch.label is None else batch.label.clone(),  # the loader's own
                     classes=prediction.classes,

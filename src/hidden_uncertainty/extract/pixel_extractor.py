@@ -231,7 +231,7 @@ class PixelExtractor(Extractor):
 
     def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, labels: bool) -> Grid:
         copies = {name: _copier(name, self.sources[name].reduce.how) for name in names}
-        _, prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
+        prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
         latents = {name: self._latent(values, name, prediction) for name, values in maps.items()}
         label = label_maps(batch.label, prediction.value) if labels else None
         return Grid(prediction=prediction, latents=latents, pixels=self.pixels, label=label, unusable=unusable)

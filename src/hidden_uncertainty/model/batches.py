@@ -216,13 +216,13 @@ def _built(inputs: Any, label: Any, dtype: torch.dtype | None) -> Batch:
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         kwargs = _converted({str(key): value for key, value in inputs.items()}, dtype)
-    elif _is_data(inputs) or isinstance(inputs, tuple | list):
-        args = _converted((inputs,) if _is_data(inputs) else tuple(inputs), dtype)
     else:
-        raise TypeError(f"the model's input must be a tensor or an array, but the loader gave {_kind(inputs)}. {_HELP}")
+        args = _converted(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dtype)
     first = next(leaves((args, kwargs), Tensor), None)
     if first is None:
-        raise TypeError(f"the loader gave {_kind(inputs)} without a tensor among the inputs. {_HELP}")
+        raise TypeError(
+            f"the loader gave {_kind(inputs)} without a tensor or an array as an input of the model. {_HELP}"
+        )
     if first.ndim == 0:
         raise ValueError("the model's input is a tensor without dimensions; its first dimension must count the samples")
     if label is not None:
