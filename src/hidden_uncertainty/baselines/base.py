@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..arrays import pieces
 from ..detector import Detector
 from ..extract import OUTPUTS, Features, Grid, Later, Lattice, Pixels, Reader, Rows, label_maps
-from ..extract.extractor import chosen
+from ..extract.reader import chosen
 from ..model.batches import Adapter, Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task, TaskName
 from ..precision import saturate
@@ -151,10 +151,6 @@ class ScoringReader(Reader):
             require_repeatable(loader, 2)
         self.learn(loader, holdout)
         return None, Later(self, loader, {}, holdout)
-
-    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Later:
-        """All of a loader, scored later."""
-        return Later(self, loader, {})
 
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False

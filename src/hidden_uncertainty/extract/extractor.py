@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -19,8 +18,8 @@ from ..model.tasks import Prediction, Task, finite, from_config
 from ..progress import progress_bar
 from ..reduce import Reduction, ReductionFit
 from ..team import team
-from .features import AsIs, Features, Nothing, Rows, Unseen, refuse
-from .reader import Reader, Source, activation_of
+from .features import AsIs, Features, Rows, Unseen, refuse
+from .reader import Later, Reader, Source, activation_of, chosen
 
 Read = Callable[[Tensor], Any]
 
@@ -118,7 +117,7 @@ class Extractor(Reader):
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
         """The features of a loader."""
         features = self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
-        return Nothing() if features is None else features
+        return Later(self, (), reductions) if features is None else features  # its shard is empty
 
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
@@ -229,16 +228,6 @@ class Extractor(Reader):
                 )
                 yield features, rows
                 bar.advance()
-
-
-def chosen(batch: Batch, share: float) -> Tensor:
-    """A share of inputs, chosen by a hash of their content: the same in every pass, however the loader shuffles."""
-    return lowest(batch.digests(), share) if share else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
-
-
-def lowest(digests: np.ndarray, share: float) -> Tensor:
-    """The share of digests that lie lowest of all there can be."""
-    return torch.from_numpy(digests < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
 
 
 def check_count(before: int | None, now: int) -> None:

@@ -102,14 +102,6 @@ class Unseen(Protocol):
         """Its readings, batch by batch."""
 
 
-class Nothing:
-    """No data to calibrate with, in a process whose shard is empty."""
-
-    def readings(self) -> Iterator[Reading]:
-        """None."""
-        return iter(())
-
-
 class Population(NamedTuple):
     """What all pixels have, of which a balanced sample was drawn: p(y) is fitted to this."""
 

@@ -16,10 +16,10 @@ from ..model.outputs import as_real, show
 from ..model.tasks import Condition, Prediction, Task
 from ..reduce import How, Reduction
 from ..uncertainty import LayerScores
-from .extractor import Extractor, Read, chosen, lowest
+from .extractor import Extractor, Read
 from .features import Axis, Features, Lattice, Population, Reading, Row
 from .pixels import Pixels, Sampler
-from .reader import Reader
+from .reader import Later, lowest
 
 Size = tuple[int, ...]  # (H, W)
 CELLS = 1 << 22  # numbers of a tile: pixels times their dimensions
@@ -160,24 +160,6 @@ class Grid(Reading):
         valid = self.valid.to(scores.device)
         kept = [values[count] for values, count in zip(scores, valid, strict=True) if bool(count.any())]
         return torch.stack([self.pixels.image_score(values) for values in kept]) if kept else scores.new_zeros(0)
-
-
-@dataclass(frozen=True, eq=False)
-class Later:
-    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart."""
-
-    reader: Reader
-    loader: Iterable[Any]
-    reductions: Mapping[str, Reduction]
-    holdout: float | None = None  # the share that was set apart; None takes all
-
-    def readings(self) -> Iterator[Reading]:
-        """Their readings, batch by batch."""
-        for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
-            if self.holdout is not None:
-                batch = batch[chosen(batch, self.holdout)]
-            if len(batch):
-                yield self.reader.reading(batch, self.reductions, index, labels=True)
 
 
 class PixelExtractor(Extractor):
