@@ -22,7 +22,7 @@ from hidden_uncertainty import (
     Reduce,
     Regression,
 )
-from hidden_uncertainty.extract.extractor import chosen
+from hidden_uncertainty.extract.reader import chosen
 from hidden_uncertainty.model.batches import unpack
 from hidden_uncertainty.scoring.outputs import EntropyMethod
 from hidden_uncertainty.scoring.terms import Term

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels
-from hidden_uncertainty.extract.extractor import chosen
 from hidden_uncertainty.extract.pixels import Resolution
+from hidden_uncertainty.extract.reader import chosen
 from hidden_uncertainty.model.batches import unpack
 from pixel_nets import ALL, PLAIN, Net, images, latent, masked, rows
 

@@ -203,7 +203,8 @@ def scene(places: tuple[int, int], size: tuple[int, int]) -> tuple[Head, Grid]:
     head = Head({"layer": term}, Combination("last", ["layer"]))
     latent = LatentMap(torch.randn(1, *places, 4, generator=random), 1, size)
     prediction = Prediction(torch.zeros(1, *size, dtype=torch.uint8), 3)
-    return head, Grid(prediction, {"layer": latent}, Pixels(), None, {"layer": reduction})
+    parts: Any = {"latents": {"layer": latent}, "reductions": {"layer": reduction}}
+    return head, Grid(prediction=prediction, pixels=Pixels(), **parts)
 
 
 def test_memory_is_bounded_for_large_images(monkeypatch: pytest.MonkeyPatch, asked: list[Lattice]) -> None:

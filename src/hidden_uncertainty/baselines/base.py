@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..arrays import pieces
 from ..detector import Detector
 from ..extract import OUTPUTS, Features, Grid, Later, Lattice, Pixels, Reader, Rows, label_maps
-from ..extract.extractor import chosen
+from ..extract.reader import chosen
 from ..model.batches import Adapter, Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task, TaskName
 from ..precision import saturate
@@ -147,10 +147,6 @@ class ScoringReader(Reader):
         self.learn(loader, holdout)
         return None, Later(self, loader, {}, holdout)
 
-    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Later:
-        """All of a loader, scored later."""
-        return Later(self, loader, {})
-
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Rows | Grid:
@@ -159,9 +155,9 @@ class ScoringReader(Reader):
         wrong = scores.epistemic.isnan()
         options: dict[str, Any] = {"scores": {OUTPUTS: scores}, "unusable": wrong if bool(wrong.any()) else None}
         if self.pixels is None:
-            return Rows(prediction, {}, batch.label if labels else None, **options)
+            return Rows(prediction=prediction, label=batch.label if labels else None, **options)
         label = label_maps(batch.label, prediction.value) if labels else None
-        return Grid(prediction, {}, self.pixels, label, **options)
+        return Grid(prediction=prediction, pixels=self.pixels, label=label, **options)
 
 
 def fitted_to(batch: Batch, holdout: float) -> Tensor | slice:

@@ -71,7 +71,7 @@ class VotingReader(ScoringReader):
             task.predict(output)  # which sees whether these are scores of classes
             scores = task.scores(output)
         else:
-            maps = task.score_maps(output).permute(0, 2, 3, 1)
+            maps = task.scores(output, maps=True).permute(0, 2, 3, 1)
             scores = maps.clone(memory_format=torch.contiguous_format)  # the network's memory is not ours
         if task.logits and not self._looked and len(scores):
             self._looked = True

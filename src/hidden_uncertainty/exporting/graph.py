@@ -147,7 +147,7 @@ class Graph(nn.Module):
     def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
         """As `Decisions.interval`."""
         value, term = prediction.value, self.head.terms[self.head.leading]
-        unit = unit_of(term.spread, Rows(prediction, {}), scores)  # type: ignore[arg-type]
+        unit = unit_of(term.spread, Rows(prediction=prediction), scores)  # type: ignore[arg-type]
         if self.reach is None:
             return {} if unit is None else {"spread": filled(unit.reshape(value.shape), unusable, math.nan)}
         width = torch.ones_like(value) if unit is None else unit.reshape(value.shape)

@@ -1,10 +1,10 @@
 """Features of inputs and of pixels: what methods are fitted to."""
 
 from .extractor import Extractor
-from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Nothing, Population, Reading, Row, Rows, Unseen
-from .pixel_extractor import Grid, Later, PixelExtractor, label_maps
+from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Population, Reading, Rows, Unseen
+from .pixel_extractor import Grid, PixelExtractor, label_maps
 from .pixels import Pixels
-from .reader import NoNetwork, NoReader, Reader, Source, activation_of, require_sources
+from .reader import Later, NoNetwork, NoReader, Reader, Source, activation_of, require_sources
 
 __all__ = [
     "OUTPUTS",
@@ -17,13 +17,11 @@ __all__ = [
     "Lattice",
     "NoNetwork",
     "NoReader",
-    "Nothing",
     "PixelExtractor",
     "Pixels",
     "Population",
     "Reader",
     "Reading",
-    "Row",
     "Rows",
     "Source",
     "Unseen",

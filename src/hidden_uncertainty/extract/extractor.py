@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -18,19 +18,10 @@ from ..model.tasks import Prediction, Task, finite, from_config
 from ..progress import progress_bar
 from ..reduce import Reduction, ReductionFit
 from ..team import team
-from .features import AsIs, Features, Nothing, Rows, Unseen, refuse
-from .reader import Reader, Source, activation_of
+from .features import AsIs, Features, Rows, Unseen, refuse
+from .reader import Later, Reader, Source, activation_of, chosen
 
 Read = Callable[[Tensor], Any]
-
-
-class Pass(NamedTuple):
-    """What one run of the network gave."""
-
-    task: Task
-    prediction: Prediction
-    found: dict[str, Any]  # what was made of what each term reads
-    unusable: Tensor | None  # for which inputs or pixels something is NaN or infinite; zeros are read instead
 
 
 class Extractor(Reader):
@@ -52,7 +43,7 @@ class Extractor(Reader):
         reductions, stream, seen = self.prepare(loader, holdout)
         with team().step():
             features, apart = self._extract(stream, reductions, count(loader), holdout)
-            check_count(seen, _length(features) + _length(apart))
+            check_count(seen, sum(len(part) for part in (features, apart) if part is not None))
         return features, apart
 
     def prepare(
@@ -80,7 +71,7 @@ class Extractor(Reader):
             ):
                 for index, batch in enumerate(whole):
                     keep = ~chosen(batch, holdout) if holdout else None
-                    self._read(batch, {name: _rows(fit.update, keep) for name, fit in fits.items()}, index)
+                    self._read(batch, {name: partial(fit.update, keep=keep) for name, fit in fits.items()}, index)
                     inputs += len(batch)
                     bar.advance()
                 check_count(seen, inputs)
@@ -91,10 +82,10 @@ class Extractor(Reader):
         reductions = self._reductions(fits)
         if crew.size > 1:  # the last digits may differ between machines
             device = device_of(self.model) or torch.device("cpu")
-            fitted = {name: part for name, part in reductions.items() if not isinstance(part, AsIs)}
+            fitted = {name: reductions[name] for name in fits}
             sent = {name: (part.config(), tree_map(Tensor.cpu, part.state_dict())) for name, part in fitted.items()}
-            found = {name: Reduction.from_config(*facts).to(device) for name, facts in crew.first(sent).items()}
-            reductions = {**reductions, **found}
+            for name, facts in crew.first(sent).items():
+                reductions[name] = Reduction.from_config(*facts).to(device)
         self.reductions = reductions
         return reductions, whole, seen
 
@@ -126,14 +117,15 @@ class Extractor(Reader):
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
         """The features of a loader."""
         features = self._extract(self._batches(loader), reductions, count(loader), 0.0)[0]
-        return Nothing() if features is None else features
+        return Later(self, (), reductions) if features is None else features  # its shard is empty
 
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
     ) -> Rows:
         """Run the network on one batch: its predictions, and each term's rows."""
-        _, prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
-        return Rows(prediction, reduced, batch.label if labels else None, unusable=unusable)
+        prediction, reduced, unusable = self._read(batch, reductions, index, strict=labels)
+        label = batch.label if labels else None
+        return Rows(prediction=prediction, reduced=reduced, label=label, unusable=unusable)
 
     def _reduction_fits(self) -> dict[str, ReductionFit]:
         """What to fit to each layer; outputs are taken as they are."""
@@ -146,8 +138,13 @@ class Extractor(Reader):
     def _reductions(self, fits: Mapping[str, ReductionFit]) -> dict[str, Reduction]:
         return {name: fits[name].result() if name in fits else AsIs() for name in self.sources}
 
-    def _read(self, batch: Batch, reads: Mapping[str, Read], index: int | None, *, strict: bool = True) -> Pass:
-        """Run the network on one batch; what each term sees goes to its `reads`, and NaN is an error if `strict`."""
+    def _read(
+        self, batch: Batch, reads: Mapping[str, Read], index: int | None, *, strict: bool = True
+    ) -> tuple[Prediction, dict[str, Any], Tensor | None]:
+        """Run the network on one batch: its predictions, what `reads` make of what each term sees, what is unusable.
+
+        That is for which inputs or pixels something is NaN or infinite: an error if `strict`, otherwise zeros are read.
+        """
         outputs: dict[str, list[str]] = {}  # the terms that read what each layer gives
         inputs: dict[str, list[str]] = {}  # and what it is given
         for name in reads:
@@ -182,19 +179,16 @@ class Extractor(Reader):
             refuse("the network gave NaN or infinite outputs", unusable, index)
         for name, read in reads.items():
             if self.sources[name].layer is None:
-                scores = self._outputs(task, output)
+                scores = task.scores(output, maps=self.pixels is not None)
                 # A class may be ruled out by -inf.
                 found[name] = read(scores if unusable is None else scores.nan_to_num(0.0, 0.0, -math.inf))
         for name, values in wrong.items():
             rows = self._touched(values, name, prediction)
             unusable = rows if unusable is None else unusable | rows.to(unusable.device)
-        return Pass(task, prediction, found, unusable)
+        return prediction, found, unusable
 
     def _predict(self, task: Task, output: Any, found: Mapping[str, Any]) -> Prediction:
         return task.predict(output)
-
-    def _outputs(self, task: Task, output: Any) -> Tensor:
-        return task.scores(output)
 
     def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
         """Which inputs, (n,), have something wrong in what a term reads."""
@@ -220,12 +214,13 @@ class Extractor(Reader):
             for index, batch in enumerate(stream):
                 # Before the network runs, which may write into its inputs.
                 rows = chosen(batch, holdout)
-                task, prediction, reduced, _ = self._read(batch, reductions, index)
+                prediction, reduced, _ = self._read(batch, reductions, index)
+                assert self.task is not None
                 features = Features(
                     z={name: z for name, (z, _) in reduced.items()},
                     residual={name: residual for name, (_, residual) in reduced.items()},
                     prediction=prediction.value,
-                    task=task,
+                    task=self.task,
                     reductions=dict(reductions),
                     label=None if batch.label is None else batch.label.clone(),  # the loader's own
                     classes=prediction.classes,
@@ -235,16 +230,6 @@ class Extractor(Reader):
                 bar.advance()
 
 
-def chosen(batch: Batch, share: float) -> Tensor:
-    """A share of inputs, chosen by a hash of their content: the same in every pass, however the loader shuffles."""
-    return lowest(batch.digests(), share) if share else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
-
-
-def lowest(digests: np.ndarray, share: float) -> Tensor:
-    """The share of digests that lie lowest of all there can be."""
-    return torch.from_numpy(digests < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
-
-
 def check_count(before: int | None, now: int) -> None:
     """Raise unless a loader gave as many inputs in this pass as in the one before."""
     if before is not None and before != now:
@@ -252,20 +237,3 @@ def check_count(before: int | None, now: int) -> None:
             f"the loader gave {before:,} inputs in one pass and {now:,} in the next: it must give the same ones each "
             "time (in any order). Turn off drop_last, or sampling with replacement."
         )
-
-
-def _rows(update: Callable[[Tensor], None], keep: Tensor | None) -> Read:
-    """An update that sees only the rows to keep."""
-    if keep is None:
-        return update
-
-    def some(activation: Tensor) -> None:
-        rows = activation[keep.to(activation.device)]
-        if len(rows):
-            update(rows)
-
-    return some
-
-
-def _length(features: Features | None) -> int:
-    return 0 if features is None else len(features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -54,6 +54,7 @@ class Row(NamedTuple):
     prediction: Tensor  # (m,), or (m, q)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Reading:
     """What one batch gave: predictions, and what each term reads as rows; by default, inputs are one row each.
 
@@ -61,9 +62,9 @@ class Reading:
     """
 
     prediction: Prediction  # what the network predicts, in the shape of the scores
-    label: Tensor | None  # what is true, in the same shape, where it is known
-    unusable: Tensor | None  # inputs (n,) or pixels (n, H, W) that the network gave NaN or infinity for, if any
-    scores: Mapping[str, LayerScores] | None  # of each term, where they come with it: nothing is left to score
+    label: Tensor | None = None  # what is true, in the same shape, where it is known
+    unusable: Tensor | None = None  # inputs (n,) or pixels (n, H, W) that the network gave NaN or infinity for, if any
+    scores: Mapping[str, LayerScores] | None = None  # of each term, where they come with it: nothing is left to score
 
     def rows(self, name: str) -> Iterator[Row]:
         """All rows of a term, some at a time."""
@@ -82,15 +83,11 @@ class Reading:
         return scores
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Rows(Reading):
     """A reading of inputs that are one row each: what each term reads (n, d), with its residuals (n,)."""
 
-    prediction: Prediction
-    reduced: Mapping[str, tuple[Tensor, Tensor | None]]
-    label: Tensor | None = None
-    scores: Mapping[str, LayerScores] | None = None
-    unusable: Tensor | None = None
+    reduced: Mapping[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def rows(self, name: str) -> Iterator[Row]:
         """All rows at once."""
@@ -103,14 +100,6 @@ class Unseen(Protocol):
 
     def readings(self) -> Iterator[Reading]:
         """Its readings, batch by batch."""
-
-
-class Nothing:
-    """No data to calibrate with, in a process whose shard is empty."""
-
-    def readings(self) -> Iterator[Reading]:
-        """None."""
-        return iter(())
 
 
 class Population(NamedTuple):
@@ -282,10 +271,6 @@ class Features:
         """A number from 0 to 1 per input, (n,), as if drawn at random, but by what each of them is."""
         return keys_of(list(self.z.values())[-1])
 
-    def share(self, share: float) -> Tensor:
-        """A mask (n,) of about this share of the inputs, by their keys."""
-        return self.keys() < share
-
     def lowest(self, count: int) -> Features:
         """At most so many inputs, those of the lowest keys, in their order."""
         return self[self.keys().argsort(stable=True)[:count]]
@@ -302,7 +287,8 @@ class Features:
     def readings(self) -> Iterator[Reading]:
         """The features as one batch, to score or to calibrate with."""
         prediction = Prediction(self.prediction, self.classes, self.variance)
-        yield Rows(prediction, {name: (z, self.residual[name]) for name, z in self.z.items()}, self.label)
+        reduced = {name: (z, self.residual[name]) for name, z in self.z.items()}
+        yield Rows(prediction=prediction, reduced=reduced, label=self.label)
 
     def require(self, names: Iterable[str], reductions: Mapping[str, Reduction]) -> None:
         """Raise unless these are features, which have these layers, reduced in this way."""

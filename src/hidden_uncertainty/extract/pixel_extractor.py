@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..model.batches import Batch, require_repeatable
+from ..model.outputs import as_real, show
 from ..model.tasks import Condition, Prediction, Task
-from ..reduce import How, Reduction, ReductionFit
+from ..reduce import How, Reduction
 from ..uncertainty import LayerScores
-from .extractor import Extractor, Read, chosen, lowest
+from .extractor import Extractor, Read
 from .features import Axis, Features, Lattice, Population, Reading, Row
 from .pixels import Pixels, Sampler
-from .reader import Reader
+from .reader import Later, lowest
 
-Size = tuple[int, int]
+Size = tuple[int, ...]  # (H, W)
 CELLS = 1 << 22  # numbers of a tile: pixels times their dimensions
 ROWS = 1 << 14  # reduced at a time
 
@@ -49,13 +50,13 @@ class LatentMap:
     """
 
     def __init__(self, maps: Tensor, patch: int, size: Size) -> None:
-        places, around = maps.shape[1:3], patch // 2
+        places, around, wide = maps.shape[1:3], patch // 2, torch.promote_types(maps.dtype, torch.float32)
         if around:
             maps = pad(maps, (0, 0, around, around, around, around))
             maps = maps.unfold(1, patch, 1).unfold(2, patch, 1).flatten(3)
         self.maps, self.patch, self.size, self.aligned = maps, patch, size, places == size
         self.rows, self.columns = (
-            Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, _at_least_single(maps)))
+            Axis(low.to(maps.device), high.to(maps.device), share.to(maps.device, wide))
             for low, high, share in map(axis, places, size)
         )
 
@@ -73,8 +74,8 @@ class LatentMap:
         y, x = pixels.div(self.size[1], rounding_mode="floor"), pixels % self.size[1]
         above, below = (
             torch.lerp(
-                _single(self.maps[image, rows[y], self.columns.low[x]]),
-                _single(self.maps[image, rows[y], self.columns.high[x]]),
+                as_real(self.maps[image, rows[y], self.columns.low[x]], copy=False),
+                as_real(self.maps[image, rows[y], self.columns.high[x]], copy=False),
                 self.columns.share[x, None],
             )
             for rows in (self.rows.low, self.rows.high)
@@ -89,23 +90,19 @@ class LatentMap:
     def _along(self, dim: int, maps: Tensor, along: Axis, start: int, stop: int) -> Tensor:
         """Maps (n, h, w, C·k²) at some pixels along one dimension."""
         if self.aligned:
-            return _single(maps.narrow(dim, start, stop - start))
+            return as_real(maps.narrow(dim, start, stop - start), copy=False)
         low, high, share = (part[start:stop] for part in along)
-        before, after = (_single(maps.index_select(dim, places)) for places in (low, high))
+        before, after = (as_real(maps.index_select(dim, places), copy=False) for places in (low, high))
         return torch.lerp(before, after, share.reshape(-1, *[1] * (3 - dim)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Grid(Reading):
     """A reading of images: every pixel of the grid is a row, made when it is asked for, in tiles of bounded size."""
 
-    prediction: Prediction
-    latents: Mapping[str, LatentMap]  # the maps that each term reads
     pixels: Pixels
-    label: Tensor | None = None
+    latents: Mapping[str, LatentMap] = field(default_factory=dict)  # the maps that each term reads
     reductions: Mapping[str, Reduction] = field(default_factory=dict)  # from each term's vectors to z
-    scores: Mapping[str, LayerScores] | None = None
-    unusable: Tensor | None = None
 
     def rows(self, name: str) -> Iterator[Row]:
         """All pixels of all images, row by row of each."""
@@ -165,32 +162,6 @@ class Grid(Reading):
         return torch.stack([self.pixels.image_score(values) for values in kept]) if kept else scores.new_zeros(0)
 
 
-def _at_least_single(values: Tensor) -> torch.dtype:
-    return torch.promote_types(values.dtype, torch.float32)
-
-
-def _single(values: Tensor) -> Tensor:
-    return values.to(_at_least_single(values))
-
-
-@dataclass(frozen=True, eq=False)
-class Later:
-    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart."""
-
-    reader: Reader
-    loader: Iterable[Any]
-    reductions: Mapping[str, Reduction]
-    holdout: float | None = None  # the share that was set apart; None takes all
-
-    def readings(self) -> Iterator[Reading]:
-        """Their readings, batch by batch."""
-        for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
-            if self.holdout is not None:
-                batch = batch[chosen(batch, self.holdout)]
-            if len(batch):
-                yield self.reader.reading(batch, self.reductions, index, labels=True)
-
-
 class PixelExtractor(Extractor):
     """Reads chosen layers of a model that predicts for every pixel.
 
@@ -218,7 +189,10 @@ class PixelExtractor(Extractor):
         rows, population = sampler.drawn()
         fits = self._reduction_fits()
         for name, fit in fits.items():
-            _fit_reduction(fit, rows[f"z {name}"])
+            while not fit.done:
+                for part in rows[f"z {name}"].split(ROWS):
+                    fit.update(part)
+                fit.end_pass()
         reductions = self._reductions(fits)
         return self._features(sampler, rows, population, reductions), Later(self, loader, reductions, holdout)
 
@@ -239,23 +213,18 @@ class PixelExtractor(Extractor):
 
     def _grid(self, batch: Batch, names: Iterable[str], index: int | None, *, labels: bool) -> Grid:
         copies = {name: _copier(name, self.sources[name].reduce.how) for name in names}
-        _, prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
+        prediction, maps, unusable = self._read(batch, copies, index, strict=labels)
         latents = {name: self._latent(values, name, prediction) for name, values in maps.items()}
         label = label_maps(batch.label, prediction.value) if labels else None
-        return Grid(prediction, latents, self.pixels, label, unusable=unusable)
+        return Grid(prediction=prediction, latents=latents, pixels=self.pixels, label=label, unusable=unusable)
 
     def _latent(self, maps: Tensor, name: str, prediction: Prediction) -> LatentMap:
-        height, width = prediction.value.shape[1:]
-        return LatentMap(maps, 1 if self.sources[name].layer is None else self.pixels.patch, (height, width))
+        patch = 1 if self.sources[name].layer is None else self.pixels.patch
+        return LatentMap(maps, patch, prediction.value.shape[1:])
 
     def _predict(self, task: Task, output: Any, found: Mapping[str, Tensor]) -> Prediction:
-        size = None
-        if self.pixels.resolution == "latent":
-            size = (found[self.grid_of].shape[1], found[self.grid_of].shape[2])
-        return task.predict_pixels(output, size)
-
-    def _outputs(self, task: Task, output: Any) -> Tensor:
-        return task.score_maps(output)
+        latent = self.pixels.resolution == "latent"
+        return task.predict_pixels(output, found[self.grid_of].shape[1:3] if latent else None)
 
     def _touched(self, wrong: Tensor, name: str, prediction: Prediction) -> Tensor:
         """Which pixels, (n, H, W), are interpolated from places that have something wrong."""
@@ -312,7 +281,7 @@ def label_maps(label: Tensor | None, prediction: Tensor) -> Tensor | None:
             f"labels of pixels are (n, H, W), but the loader gave {tuple(label.shape)}. If labels are not needed, "
             "leave them out: unpack=lambda batch: (batch[0], None)."
         )
-    return nearest(label.to(prediction.device), (prediction.shape[1], prediction.shape[2]))
+    return nearest(label.to(prediction.device), prediction.shape[1:])
 
 
 def _copier(name: str, how: How) -> Read:
@@ -320,10 +289,9 @@ def _copier(name: str, how: How) -> Read:
 
     def copy(activation: Tensor) -> Tensor:
         if activation.dim() != 4:
-            shape = ", ".join(["n", *map(str, activation.shape[1:])])
             raise ValueError(
-                f"layer {name!r} gave ({shape}), which is no map: with pixels= a layer's output is (n, channels, "
-                "height, width), or (n, height, width, channels) with reduce='tokens'. Choose another layer."
+                f"layer {name!r} gave {show(activation)}, which is no map: with pixels= a layer's output is (n, "
+                "channels, height, width), or (n, height, width, channels) with reduce='tokens'. Choose another layer."
             )
         if not activation.is_floating_point():
             raise TypeError(f"layer {name!r} gave {activation.dtype}; floating-point activations are needed.")
@@ -331,14 +299,6 @@ def _copier(name: str, how: How) -> Read:
         return last.clone(memory_format=torch.contiguous_format)
 
     return copy
-
-
-def _fit_reduction(fit: ReductionFit, rows: Tensor) -> None:
-    fit.probe(rows[:ROWS])
-    while not fit.done:
-        for part in rows.split(ROWS):
-            fit.update(part)
-        fit.end_pass()
 
 
 def _reduce(reduction: Reduction, rows: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ from ..model.tasks import Task
 Resolution = Literal["output", "latent"]
 HIGHEST = 1 << 44  # random keys lie below; a class above them still fits into 64 bits
 VALUES = "values"  # the column of what pixels are conditioned on
+GROUPS, KEYS = "group", "key"  # columns of a reservoir's own
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,7 @@ class Reservoir:
     def __init__(self, size: int, groups: int) -> None:
         self.size, self.held = size, 0
         self.seen = torch.zeros(groups, dtype=torch.long, device="cpu")  # rows of each group, kept or not
-        self._group: list[Tensor] = []
-        self._keys: list[Tensor] = []
-        self._columns: dict[str, list[Tensor]] = {}
+        self._columns: dict[str, list[Tensor]] = {}  # of the rows held, with their groups and keys
         self._limit: Tensor | None = None  # (groups,), below which a key must lie to be kept
 
     def add(self, group: Tensor, keys: Tensor, read: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
@@ -132,24 +131,23 @@ class Reservoir:
             new = new[keys < self._limit[group]]
         if self.held + len(new) > self.size + self.size // 4:
             # Before rows are read: one image may have more pixels than there is room for.
-            order = self._lowest(torch.cat([*self._group, group[new]]), torch.cat([*self._keys, keys[new]]))
+            known = ((GROUPS, group[new]), (KEYS, keys[new]))
+            order = self._lowest(*(torch.cat([*self._columns.get(name, []), part]) for name, part in known))
             new = new[order[order >= self.held] - self.held]
             self._keep(order[order < self.held])
-        if len(new) or not self._keys:
-            self._group.append(group[new])
-            self._keys.append(keys[new])
-            for name, values in read(new).items():
+        if len(new) or not self._columns:
+            for name, values in {**read(new), GROUPS: group[new], KEYS: keys[new]}.items():
                 self._columns.setdefault(name, []).append(values)
             self.held += len(new)
 
     def rows(self, most: Tensor | None = None) -> dict[str, Tensor]:
         """The columns of the rows kept, at most so many of each group, in the random order of their keys."""
-        if not self._keys:
+        if not self._columns:
             return {}
-        keys = torch.cat(self._keys)
-        order = self._lowest(torch.cat(self._group), keys, most)
+        keys = torch.cat(self._columns[KEYS])
+        order = self._lowest(torch.cat(self._columns[GROUPS]), keys, most)
         self._keep(order[keys[order].argsort(stable=True)])
-        return {name: parts[0] for name, parts in self._columns.items()}
+        return {name: parts[0] for name, parts in self._columns.items() if name not in (GROUPS, KEYS)}
 
     def _lowest(self, group: Tensor, keys: Tensor, most: Tensor | None = None) -> Tensor:
         """Indices of the rows to keep, of those held, group by group."""
@@ -164,9 +162,6 @@ class Reservoir:
         return order[rank < room[group[order]]]
 
     def _keep(self, order: Tensor) -> None:
-        if not self._keys:
-            return
-        self._group, self._keys = [torch.cat(self._group)[order]], [torch.cat(self._keys)[order]]
         for parts in self._columns.values():
             joined = torch.cat(parts)
             parts.clear()  # before the rows kept are copied

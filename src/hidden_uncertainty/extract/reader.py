@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -136,8 +137,8 @@ class Reader:
         raise NotImplementedError
 
     def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Unseen:
-        """What to calibrate with: all of a loader."""
-        raise NotImplementedError
+        """What to calibrate with: all of a loader, read when it is asked for."""
+        return Later(self, loader, reductions)
 
     def reading(
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False
@@ -157,8 +158,7 @@ class Reader:
 
     def called(self, *args: Any, **kwargs: Any) -> Batch:
         """What a detector was called with, where the model is."""
-        batch, device = called(args, kwargs, self.unpack, dtype_of(self.model)), device_of(self.model)
-        return self._named(batch if device is None else batch.to(device))
+        return self._named(called(args, kwargs, self.unpack, dtype_of(self.model)).to(device_of(self.model)))
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         return map(self._named, batches(loader, self.unpack, device_of(self.model), dtype_of(self.model)))
@@ -190,6 +190,34 @@ class Reader:
             self._compared = True
             warn_of_others(self.task, output)
         return self.task
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """Inputs to calibrate with, read when they are asked for: all of a loader's, or those that were set apart."""
+
+    reader: Reader
+    loader: Iterable[Any]
+    reductions: Mapping[str, Reduction]
+    holdout: float | None = None  # the share that was set apart; None takes all
+
+    def readings(self) -> Iterator[Reading]:
+        """Their readings, batch by batch."""
+        for index, batch in enumerate(self.reader.batches(self.loader, "calibrating")):
+            if self.holdout is not None:
+                batch = batch[chosen(batch, self.holdout)]
+            if len(batch):
+                yield self.reader.reading(batch, self.reductions, index, labels=True)
+
+
+def chosen(batch: Batch, share: float) -> Tensor:
+    """A share of inputs, chosen by a hash of their content: the same in every pass, however the loader shuffles."""
+    return lowest(batch.digests(), share) if share else torch.zeros(len(batch), dtype=torch.bool, device="cpu")
+
+
+def lowest(digests: np.ndarray, share: float) -> Tensor:
+    """The share of digests that lie lowest of all there can be."""
+    return torch.from_numpy(digests < np.uint64(min(share, 1.0) * (2**64 - 2**11)))
 
 
 class NoNetwork(nn.Module):

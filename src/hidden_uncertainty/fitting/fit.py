@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..density import Sums
-from ..extract import Extractor, Features, Nothing, Reading, Unseen, require_sources
+from ..extract import Extractor, Features, Later, Reading, Unseen, require_sources
 from ..extract.extractor import check_count
 from ..model.batches import Adapter, Batch, batches, count, dtype_of, leaves
 from ..model.capture import device_of
@@ -183,10 +183,7 @@ def _require_sums(detector: Any, *, chunks: bool = False) -> dict[str, Sums]:
 
 
 def gather(
-    detector: Any,
-    loader: Iterable[Any],
-    reductions: Mapping[str, Reduction] | None = None,
-    folder: Path | None = None,
+    detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None = None, folder: Path | None = None
 ) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
     sums = _require_sums(detector, chunks=folder is not None)
@@ -224,7 +221,10 @@ def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tup
     with crew.step():
         warn_of_padding(loader)
     features, apart = reader.fit(loader, holdout=holdout)
-    apart = None if not holdout else Nothing() if apart is None else apart
+    if not holdout:
+        apart = None
+    elif apart is None:  # the shard is empty
+        apart = Later(reader, (), {})
     if crew.size == 1 or not reader.gathers:
         return features, apart
     if detector._fits:

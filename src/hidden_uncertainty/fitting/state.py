@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,10 +101,8 @@ class State:
             raise ValueError("the states are of different detectors: gather both with the same one.")
         moments = {name: self.moments[name] + other.moments[name] for name in self.moments}
         rows = Features.received([mine.plain(), theirs.plain()], mine.reductions, mine.prediction.device)
-        sample = rows.lowest(self.limit)
-        both = State(self.condition, self.sums, self.limit, moments, sample=sample)
-        both.inputs = self.inputs + other.inputs
-        return both
+        sample, inputs = rows.lowest(self.limit), self.inputs + other.inputs
+        return State(self.condition, self.sums, self.limit, moments, sample=sample, inputs=inputs)
 
     __radd__ = __add__
 
@@ -163,18 +162,14 @@ class State:
             residual: dict[str, Tensor | None] = {}
             for place, term in enumerate(header["terms"]):
                 name, config, sums = term["name"], term["reduction"], term["sums"]
-                start = f"{place}."
-                own = {key.removeprefix(start): part for key, part in tensors.items() if key.startswith(start)}
-                start = "reduction."
-                fitted = {key.removeprefix(start): part for key, part in own.items() if key.startswith(start)}
+                fitted = _under(f"{place}.reduction.", tensors)
                 reduction = AsIs() if config is None else Reduction.from_config(config, fitted)
                 reductions[name] = reduction.to(device or "cpu")
-                z[name], residual[name] = own["z"], own.get("residual")
+                z[name], residual[name] = tensors[f"{place}.z"], tensors.get(f"{place}.residual")
                 if sums is not None:
-                    found = {key: own.get(f"moments.{key}") for key in ("cubes", "fourth")}
-                    found |= {key: own[f"moments.{key}"] for key in ("count", "shift", "total", "scatter")}
+                    found: dict[str, Any] = {"cubes": None, "fourth": None, **_under(f"{place}.moments.", tensors)}
                     io.expect(term["dtype"] in FLOATS, f"rows of {name!r} are of an unknown type")
-                    state.moments[name] = Moments(**found, dtype=getattr(torch, term["dtype"]))  # type: ignore[arg-type]
+                    state.moments[name] = Moments(**found, dtype=getattr(torch, term["dtype"]))
                     state.moments[name].check(sums, state.inputs)
                     state.sums = {**state.sums, name: sums}
             state.sample = Features(
@@ -187,6 +182,10 @@ class State:
                 classes=header["classes"],
             )
         return state
+
+
+def _under(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(start): part for key, part in tensors.items() if key.startswith(start)}
 
 
 class Rows:

@@ -82,9 +82,8 @@ class _Survey(NamedTuple):
 def _survey(model: nn.Module) -> _Survey:
     dynamo = "torch._dynamo" in sys.modules  # importing it takes a second, and without it nothing can be compiled
     training, unsettled, compiled = [], [], False
-    seen = {model}
-    modules = [model]
-    for module in modules:  # which grows on the way
+    modules = set(model.modules())
+    for module in modules:
         if getattr(module, "training", False):  # frozen TorchScript has no such attribute
             training.append(module)
         if module._buffers and _moving.get(module) != _STILL:
@@ -97,11 +96,7 @@ def _survey(model: nn.Module) -> _Survey:
         if dynamo and not compiled:
             forward = getattr(module, "forward", None)
             compiled = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
-        for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                modules.append(child)
-    return _Survey(seen, training, unsettled, compiled)
+    return _Survey(modules, training, unsettled, compiled)
 
 
 class _Saved(NamedTuple):

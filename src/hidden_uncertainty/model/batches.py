@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,8 +64,10 @@ class Batch:
         n = len(self)
         return self.map(lambda tensor: tensor[rows] if tensor.ndim and len(tensor) == n else tensor)
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch with all its tensors on a device."""
+    def to(self, device: torch.device | str | None) -> Batch:
+        """Return the batch with all its tensors on a device, or where they are."""
+        if device is None:
+            return self
         device = torch.device(device)
         # Towards the host a copy that does not block may be read before it is complete.
         return self.map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
@@ -187,10 +188,10 @@ def batches(
         )
     last, some = None, False
     for item in loader:
-        last = unpack(item, adapter, dtype)
+        last = unpack(item, adapter, dtype).to(device)
         if len(last):
             some = True
-            yield last if device is None else last.to(device)
+            yield last
     if not some and team().size > 1:
         return  # a shard may be empty
     if last is None:
@@ -198,7 +199,7 @@ def batches(
             "the loader gave no batches; a generator that was used before is empty: pass a DataLoader or a list"
         )
     if not some:
-        yield last if device is None else last.to(device)
+        yield last
 
 
 def require_repeatable(loader: Iterable[Any], passes: int) -> None:
@@ -215,13 +216,13 @@ def _built(inputs: Any, label: Any, dtype: torch.dtype | None) -> Batch:
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         kwargs = _converted({str(key): value for key, value in inputs.items()}, dtype)
-    elif _is_data(inputs) or isinstance(inputs, tuple | list):
-        args = _converted((inputs,) if _is_data(inputs) else tuple(inputs), dtype)
     else:
-        raise TypeError(f"the model's input must be a tensor or an array, but the loader gave {_kind(inputs)}. {_HELP}")
+        args = _converted(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dtype)
     first = next(leaves((args, kwargs), Tensor), None)
     if first is None:
-        raise TypeError(f"the loader gave {_kind(inputs)} without a tensor among the inputs. {_HELP}")
+        raise TypeError(
+            f"the loader gave {_kind(inputs)} without a tensor or an array as an input of the model. {_HELP}"
+        )
     if first.ndim == 0:
         raise ValueError("the model's input is a tensor without dimensions; its first dimension must count the samples")
     if label is not None:
@@ -269,7 +270,6 @@ def leaves(value: Any, kind: type = object) -> Iterator[Any]:
 
 
 def _converted(value: Any, dtype: torch.dtype | None) -> Any:
-    """The same with every array in it as a tensor."""
     return _changed(value, lambda array: to_tensor(array, dtype), is_array)
 
 
@@ -292,6 +292,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, tuple | list):
         inside = ", ".join(type(part).__name__ for part in value[:5])
         return f"a {type(value).__name__} of {len(value)} ({inside}{', …' if len(value) > 5 else ''})"
-    if dataclasses.is_dataclass(value) or not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float):
         return f"an object of type {type(value).__name__}"
     return f"{value!r:.60} ({type(value).__name__})"

@@ -6,6 +6,7 @@ import difflib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -47,7 +48,7 @@ def run(
     Taps of `before` are given the tuple of a layer's inputs, just before it runs; what the others return comes back by
     name, beside the model's output. The name `""` is the model itself.
     """
-    kept: dict[str, Any] = {}
+    kept: dict[tuple[str, bool], Any] = {}
     calls: dict[tuple[str, bool], int] = {}
 
     def tapped(name: str, tap: Tap, *, early: bool = False) -> Callback:
@@ -55,10 +56,8 @@ def run(
 
         def callback(output: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             calls[name, early] += 1
-            if calls[name, early] == 1 and early:
-                tap((*inputs, *named.values()))
-            elif calls[name, early] == 1:
-                kept[name] = tap(output)
+            if calls[name, early] == 1:
+                kept[name, early] = tap((*inputs, *named.values()) if early else output)
 
         return callback
 
@@ -67,7 +66,7 @@ def run(
     output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
     if any(count != 1 for count in calls.values()):
         raise RuntimeError(_not_once({name: count for (name, _), count in calls.items()}))
-    return output, {name: kept[name] for name in taps}
+    return output, {name: kept[name, False] for name in taps}
 
 
 def lend(
@@ -101,7 +100,7 @@ def lend(
             layers[name]._forward_hooks_with_kwargs[hook] = True  # type: ignore[index]
             layers[name]._forward_hooks[hook] = hook  # type: ignore[index]
         for name, callback in (before or {}).items():
-            hook = _Before(call, callback)
+            hook = _Hook(call, callback)
             layers[name]._forward_pre_hooks_with_kwargs[hook] = True  # type: ignore[index]
             layers[name]._forward_pre_hooks[hook] = hook  # type: ignore[index]
         return work(root)
@@ -174,12 +173,8 @@ def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
 
 def device_of(model: nn.Module) -> torch.device | None:
     """Return the device of the model's first parameter or buffer, or `None` when it has neither."""
-    for kind in ("_parameters", "_buffers"):
-        for module in model.modules():
-            for tensor in getattr(module, kind).values():
-                if tensor is not None:
-                    return tensor.device
-    return None
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return None if first is None else first.device
 
 
 class _Call:
@@ -189,7 +184,7 @@ class _Call:
 
 
 class _Hook:
-    """Calls back for what a layer returns in the thread of its call, while that lasts; it is its own key."""
+    """Calls back before or after a layer runs in the thread of its call, while that lasts; it is its own key."""
 
     def __init__(self, call: _Call, callback: Callback) -> None:
         self.call, self.callback = call, callback
@@ -197,7 +192,7 @@ class _Hook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if getattr(_running, "call", None) is not self.call:  # the user's own call in another thread, or a dead hook
             return None
-        kwargs, output = rest  # of another thread's call that is just ending, a hook gets the output alone
+        kwargs, output = rest if len(rest) == 2 else (rest[0], None)  # there is no output yet before a layer runs
         gradients = torch.is_grad_enabled()  # which the model may have switched on for itself, as autocast
         try:
             torch._C._set_grad_enabled(False)
@@ -205,13 +200,6 @@ class _Hook:
                 return self.callback(output, args, kwargs)
         finally:
             torch._C._set_grad_enabled(gradients)
-
-
-class _Before(_Hook):
-    """Calls back for what a layer is given, before it runs."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-        return super().__call__(module, args, rest[0] if rest else {}, None)
 
 
 def _sweep(layer: nn.Module) -> None:
@@ -232,16 +220,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _wrapped(module: nn.Module) -> str | None:
-    """Return under which attribute a compiled or data parallel wrapper holds its module; `None` if it is no wrapper."""
-    if "_orig_mod" in module._modules:
-        return "_orig_mod"
-    return "module" if isinstance(module, _PARALLEL) else None
-
-
 def _unwrap(module: nn.Module) -> nn.Module:
-    while (attribute := _wrapped(module)) is not None:
-        module = getattr(module, attribute)
+    """What compiled and data parallel wrappers hold; a module without a wrapper as it is."""
+    while (compiled := "_orig_mod" in module._modules) or isinstance(module, _PARALLEL):
+        module = getattr(module, "_orig_mod" if compiled else "module")
     return module
 
 

@@ -66,8 +66,8 @@ class _Call:
     done: int  # calls of layers with weights that had ended with it
     before: type[nn.Module] | None  # the last of these layers
     source: int  # where in memory its input lies
-    taken: Tensor | None  # of the shape of its input, without memory
-    given: Tensor | None  # of the shape of its output, without memory
+    taken: torch.Size | None  # the shape of its input
+    given: torch.Size | None  # the shape of its output
     views: dict[View, Tensor]  # its output as one vector per input, (n, k)
 
 
@@ -145,7 +145,8 @@ def _watch(model: nn.Module, batch: Batch) -> tuple[list[_Call], Any]:
             taken, given = _tensor((*args, *kwargs.values())), _tensor(output)
             views = {} if given is None else _views(given, batch)
             source = 0 if taken is None else taken.data_ptr()
-            calls.append(_Call(name, weighted, done, last, source, _shape(taken), _shape(given), views))
+            shapes = [None if part is None else part.shape for part in (taken, given)]
+            calls.append(_Call(name, weighted, done, last, source, shapes[0], shapes[1], views))
 
         return note
 
@@ -185,7 +186,7 @@ def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, 
                 if issubclass(call.before, ORDERED):
                     given = "what the last layer gives, which is the network's output"
                     return call, Choice(call.name, "output", *view, call.views[view].shape[1], given)
-                if (view.how == "flatten") == (call.taken.ndim <= 2):
+                if (view.how == "flatten") == (len(call.taken) <= 2):
                     return call, Choice(call.name, "input", *view, _width(call.taken, view), reason)
     call = calls[-1]
     if not _readable(call.given, len(scores)):
@@ -248,12 +249,8 @@ def _tensor(value: Any) -> Tensor | None:
     return next((part for part in leaves(value, Tensor) if part.is_floating_point() and not part.is_nested), None)
 
 
-def _shape(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else torch.empty_like(tensor, device="meta")
-
-
-def _readable(tensor: Tensor | None, n: int) -> bool:
-    return tensor is not None and tensor.ndim > 1 and len(tensor) == n and tensor.numel() > 0
+def _readable(shape: torch.Size | None, n: int) -> bool:
+    return shape is not None and len(shape) > 1 and shape[0] == n and shape.numel() > 0
 
 
 def _views(tensor: Tensor, batch: Batch) -> dict[View, Tensor]:
@@ -262,7 +259,7 @@ def _views(tensor: Tensor, batch: Batch) -> dict[View, Tensor]:
         return {View("flatten"): (tensor if tensor.ndim == 2 else tensor[:, None]).clone()} if tensor.ndim else {}
     if tensor.ndim == 3:
         places = torch.arange(tensor.shape[1], device=tensor.device)
-        if _mask_fits(tensor, batch):
+        if _mask_fits(tensor.shape, batch):
             places = places * (batch.given["attention_mask"].to(tensor.device) != 0)
         last = tensor.take_along_dim(places.expand(tensor.shape[:2]).amax(1)[:, None, None], 1)[:, 0]
         return {View("tokens"): tensor.mean(1), View("token"): tensor[:, 0].clone(), View("tokens", "last"): last}
@@ -272,7 +269,7 @@ def _views(tensor: Tensor, batch: Batch) -> dict[View, Tensor]:
 def _view(call: _Call) -> View:
     """How an activation of this layer is pooled: convolutions have their channels first, others last."""
     assert call.given is not None
-    if call.given.ndim == 2:
+    if len(call.given) == 2:
         return View("flatten")
     return View("channels" if call.before is not None and issubclass(call.before, _ConvNd) else "tokens")
 
@@ -285,9 +282,9 @@ def _counts_padding(call: _Call, batch: Batch) -> bool:
     return not _mask_fits(call.given, batch)
 
 
-def _mask_fits(tensor: Tensor, batch: Batch) -> bool:
-    return getattr(batch.given.get("attention_mask"), "shape", None) == tensor.shape[:-1]
+def _mask_fits(shape: torch.Size, batch: Batch) -> bool:
+    return getattr(batch.given.get("attention_mask"), "shape", None) == shape[:-1]
 
 
-def _width(tensor: Tensor, view: View) -> int:
-    return tensor.shape[1 if view.how == "channels" else -1]
+def _width(shape: torch.Size, view: View) -> int:
+    return shape[1 if view.how == "channels" else -1]

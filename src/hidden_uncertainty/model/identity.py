@@ -54,7 +54,7 @@ def check_same(model: nn.Module, described: Mapping[str, Any], values: Tensor, p
         renamed, there = None, {name: ["float32", *shape] for name, shape in described["parameters"].items()}
     else:
         renamed, there = _other_module(_kinds(model), described, path), described["tensors"]
-    for name in [*there, *(name for name in here if name not in there)]:
+    for name in {**there, **here}:
         known, found = (tuple(tensors[name][1:]) if name in tensors else "missing" for tensors in (there, here))
         # Buffers of whole numbers, such as positions, come and go between versions of libraries.
         optional = "missing" in (known, found) and "float" not in (there.get(name) or here[name])[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from . import capture
 from .batches import dtype_of, unpack
-from .outputs import select
+from .outputs import parts_of, select
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,7 @@ def layers(model: nn.Module, example: Any, *, depth: int | None = None, show: bo
           0    Linear      n×8         8
           1    ReLU        n×8         8
     """
-    batch = unpack(example, dtype=dtype_of(model))
-    device = capture.device_of(model)
-    if device is not None:
-        batch = batch.to(device)
+    batch = unpack(example, dtype=dtype_of(model)).to(capture.device_of(model))
     modules = {name: module for name, module in capture.named(model) if depth is None or _depth(name) <= depth}
     outputs: dict[str, list[tuple[str, int | None]]] = {name: [] for name in modules}
 
@@ -146,14 +142,11 @@ def _shape(output: Any, n: int) -> str:
             return "nested tensor"
         sizes = ["n" if i == 0 and size == n else str(size) for i, size in enumerate(output.shape)]
         return "×".join(sizes) or "scalar"
-    if isinstance(output, Mapping):
-        return "{" + ", ".join(f"{key}: {_shape(part, n)}" for key, part in output.items()) + "}"
     if isinstance(output, tuple | list):
         first = [_shape(output[0], n)] if output else []
         return f"{type(output).__name__}({', '.join(first + ['…'] * (len(output) > 1))})"
-    if dataclasses.is_dataclass(output):
-        return _shape({field.name: getattr(output, field.name) for field in dataclasses.fields(output)}, n)
-    return type(output).__name__
+    parts = ", ".join(f"{key}: {_shape(part, n)}" for key, part in parts_of(output).items())
+    return f"{{{parts}}}" if parts else type(output).__name__
 
 
 def _width(output: Any, n: int) -> int | None:

@@ -32,7 +32,7 @@ def select_masked(output: Any, key: Key | None, where: str, argument: str = "sel
         for step in key if isinstance(key, tuple) else (key,):
             chosen = _part(chosen, step, where, argument)
         if not isinstance(chosen, Tensor | PackedSequence):
-            inside = ", or further inside, such as (1, 0)" if _parts(chosen) else ""
+            inside = ", or further inside, such as (1, 0)" if parts_of(chosen) else ""
             raise TypeError(
                 f"{argument}={key!r} of what {where} returned is a {type(chosen).__name__}, not a tensor; "
                 f"it returned {_described(output)}. Choose another{inside}."
@@ -49,7 +49,7 @@ def select_masked(output: Any, key: Key | None, where: str, argument: str = "sel
 
 
 def _part(output: Any, key: int | str | None, where: str, argument: str) -> Any:
-    parts = _parts(output)
+    parts = parts_of(output)
     if key is None:
         tensors = [part for part in parts.values() if isinstance(part, Tensor | PackedSequence)]
         if not tensors or (len(tensors) > 1 and not isinstance(output, tuple | list)):
@@ -68,7 +68,8 @@ def _part(output: Any, key: int | str | None, where: str, argument: str) -> Any:
     raise ValueError(f"{where} returned {_described(output)}, which has no {key!r} for {argument}=.")
 
 
-def _parts(output: Any) -> dict[Any, Any]:
+def parts_of(output: Any) -> dict[Any, Any]:
+    """What a mapping, a sequence or a dataclass holds, by keys, places or names; nothing for all else."""
     if isinstance(output, Mapping):
         return dict(output)
     if isinstance(output, tuple | list):
@@ -79,7 +80,7 @@ def _parts(output: Any) -> dict[Any, Any]:
 
 
 def _described(output: Any) -> str:
-    keys = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in _parts(output).items())
+    keys = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in parts_of(output).items())
     return f"{type(output).__name__} {{{keys}}}" if keys else f"an object of type {type(output).__name__}"
 
 
@@ -126,7 +127,7 @@ def as_maps(values: Tensor) -> Tensor:
     return values[:, None] if values.dim() == 3 else values
 
 
-def resized(values: Tensor, size: tuple[int, int] | None) -> Tensor:
+def resized(values: Tensor, size: tuple[int, ...] | None) -> Tensor:
     """Maps (n, C, H, W) on another grid, bilinearly."""
     if size is None or values.shape[2:] == size:
         return values
@@ -161,11 +162,6 @@ def whole_labels(label: Tensor | None, prediction: Tensor) -> Tensor | None:
         return None
     whole = label.long()
     return whole.reshape(prediction.shape).to(prediction.device) if bool((whole == label).all()) else None
-
-
-def squeezed(values: Tensor) -> Tensor:
-    """One number per input as (n,), several as (n, q)."""
-    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def show(tensor: Tensor) -> str:

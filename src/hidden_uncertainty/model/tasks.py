@@ -19,7 +19,6 @@ from .outputs import (
     resized,
     shape_of,
     show,
-    squeezed,
     tensor_of,
     to_logits,
     whole_labels,
@@ -52,17 +51,16 @@ class Task(ABC):
     def predict(self, output: Any) -> Prediction:
         """What is predicted for each input."""
 
-    def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
+    def predict_pixels(self, output: Any, size: tuple[int, ...] | None = None) -> Prediction:
         """What is predicted for each pixel, on the output's grid or on one of another size."""
         raise ValueError(f"task={self.name!r} is for whole inputs, not for pixels: leave pixels= out.")
 
     @abstractmethod
-    def scores(self, output: Any) -> Tensor:
-        """The output itself as numbers per input, (n, C), a copy in at least float32."""
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
+        """The output itself as numbers per input, (n, C), a copy in at least float32.
 
-    def score_maps(self, output: Any) -> Tensor:
-        """The output as numbers per pixel, (n, C, H, W), in at least float32; it may share the output's memory."""
-        raise NotImplementedError
+        With `maps` as numbers per pixel, (n, C, H, W), which may share the output's memory.
+        """
 
     @abstractmethod
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
@@ -78,9 +76,14 @@ class Task(ABC):
             )
         return whole
 
-    @abstractmethod
     def describe(self, prediction: Prediction) -> str:
         """What is predicted, for people."""
+        value, per_pixel = prediction.value, prediction.value.dim() == 3
+        if self.discrete:
+            what = f"{value.shape[1]} labels" if value.dim() == 2 else f"{prediction.classes} classes"
+            return f"{self.name}, {what}{', one per pixel' if per_pixel else ''}"
+        count = f"{value.shape[1]} numbers" if value.dim() == 2 else "one number"
+        return f"{self.name}, {count} per {'pixel' if per_pixel else 'input'}"
 
     def config(self) -> dict[str, Any]:
         """Its name and arguments, as JSON."""
@@ -126,44 +129,15 @@ class Classification(Task):
             )
         return self._largest(scores)
 
-    def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
+    def predict_pixels(self, output: Any, size: tuple[int, ...] | None = None) -> Prediction:
         """The class of each pixel, (n, H, W), of the output's grid or one that its scores are interpolated to."""
         return self._largest(resized(as_maps(tensor_of(output, self.output)), size))
 
-    def scores(self, output: Any) -> Tensor:
-        """Logits or log-probabilities of all classes, (n, C) with C at least 2."""
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
+        """Logits or log-probabilities of all classes, (n, C) or (n, C, H, W), with C at least 2."""
         scores = tensor_of(output, self.output)
-        return self._log_scores(as_real(scores[:, None] if scores.dim() == 1 else scores))
-
-    def score_maps(self, output: Any) -> Tensor:
-        """Logits or log-probabilities of all classes at each pixel, (n, C, H, W)."""
-        return self._log_scores(as_real(as_maps(tensor_of(output, self.output)), copy=False))
-
-    def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
-        """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
-
-        A score of -inf beside others only rules its class out.
-        """
-        scores = tensor_of(output, self.output)
-        if finite(scores):
-            return None
-        if prediction.value.dim() == 3:
-            height, width = prediction.value.shape[1:]
-            scores = resized(as_maps(scores), (height, width))
-        wrong = ~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite()
-        return wrong if bool(wrong.any()) else None
-
-    def describe(self, prediction: Prediction) -> str:
-        """What is predicted, for people."""
-        each = ", one per pixel" if prediction.value.dim() > 1 else ""
-        return f"classification, {prediction.classes} classes{each}"
-
-    def _largest(self, scores: Tensor) -> Prediction:
-        if scores.shape[1] == 1:
-            return Prediction((scores[:, 0] > (0 if self.logits else 0.5)).long(), 2)
-        return Prediction(scores.argmax(1), scores.shape[1])
-
-    def _log_scores(self, scores: Tensor) -> Tensor:
+        scores = as_maps(scores) if maps else scores[:, None] if scores.dim() == 1 else scores
+        scores = as_real(scores, copy=not maps)
         single = scores.shape[1] == 1
         if not self.logits and not torch.compiler.is_compiling():
             total = scores.sum(1)
@@ -180,6 +154,24 @@ class Classification(Task):
             half = (scores if self.logits else to_logits(scores)) / 2
             return torch.cat([-half, half], 1)
         return scores if self.logits else scores.log()
+
+    def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
+        """For which inputs or pixels no class can be told: one score is NaN or infinite, or all are -inf.
+
+        A score of -inf beside others only rules its class out.
+        """
+        scores = tensor_of(output, self.output)
+        if finite(scores):
+            return None
+        if prediction.value.dim() == 3:
+            scores = resized(as_maps(scores), prediction.value.shape[1:])
+        wrong = ~scores.reshape(len(scores), -1, *scores.shape[2:]).amax(1).isfinite()
+        return wrong if bool(wrong.any()) else None
+
+    def _largest(self, scores: Tensor) -> Prediction:
+        if scores.shape[1] == 1:
+            return Prediction((scores[:, 0] > (0 if self.logits else 0.5)).long(), 2)
+        return Prediction(scores.argmax(1), scores.shape[1])
 
 
 class Regression(Task):
@@ -217,9 +209,9 @@ class Regression(Task):
     def predict(self, output: Any) -> Prediction:
         """The number or numbers of each input, in at least float32, and the network's own variance of them."""
         values, spread = self._read(output, as_numbers)
-        return Prediction(squeezed(values), variance=None if spread is None else squeezed(self._variance(spread)))
+        return Prediction(values.squeeze(1), variance=None if spread is None else self._variance(spread).squeeze(1))
 
-    def predict_pixels(self, output: Any, size: tuple[int, int] | None = None) -> Prediction:
+    def predict_pixels(self, output: Any, size: tuple[int, ...] | None = None) -> Prediction:
         """The number of each pixel, (n, H, W), and the network's own variance of it."""
         values, spread = self._read(output, as_maps)
         if values.shape[1] != 1:
@@ -231,13 +223,9 @@ class Regression(Task):
         variance = None if spread is None else resized(self._variance(spread), size)[:, 0]
         return Prediction(resized(values, size)[:, 0], variance=variance)
 
-    def scores(self, output: Any) -> Tensor:
-        """The predicted numbers, (n, q)."""
-        return self._read(output, as_numbers)[0]
-
-    def score_maps(self, output: Any) -> Tensor:
-        """The predicted number of each pixel, (n, 1, H, W)."""
-        return self._read(output, as_maps)[0]
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
+        """The predicted numbers, (n, q), or the one of each pixel, (n, 1, H, W)."""
+        return self._read(output, as_maps if maps else as_numbers)[0]
 
     def unusable(self, output: Any, prediction: Prediction) -> Tensor | None:
         """For which inputs or pixels a number, or the network's own variance of it, is NaN or infinite."""
@@ -257,13 +245,6 @@ class Regression(Task):
                 "out why."
             )
         return values
-
-    def describe(self, prediction: Prediction) -> str:
-        """What is predicted, for people."""
-        value = prediction.value
-        if value.dim() == 2:
-            return f"regression, {value.shape[1]} numbers per input"
-        return f"regression, one number per {'input' if value.dim() == 1 else 'pixel'}"
 
     def _read(self, output: Any, shape: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Copies of the prediction and its spread in at least float32, their numbers along the second dimension."""
@@ -330,7 +311,7 @@ class MultiLabel(Task):
             raise ValueError(f"threshold= has {len(limit)} numbers, but the network gave {values.shape[1]} labels.")
         return Prediction((values > (limit.logit() if self.logits else limit)).long(), 2)
 
-    def scores(self, output: Any) -> Tensor:
+    def scores(self, output: Any, *, maps: bool = False) -> Tensor:
         """The logit of each label, (n, L)."""
         values = self._read(output)
         return values.clone() if self.logits else to_logits(values)
@@ -339,10 +320,6 @@ class MultiLabel(Task):
         """For which inputs the output of some label is NaN or infinite."""
         values = tensor_of(output, self.output)
         return None if finite(values) else ~values.isfinite().all(1)
-
-    def describe(self, prediction: Prediction) -> str:
-        """What is predicted, for people."""
-        return f"multi-label, {prediction.value.shape[1]} labels"
 
     def _read(self, output: Any) -> Tensor:
         """The logits or probabilities of labels, (n, L), in at least float32."""

@@ -13,16 +13,6 @@ from ..precision import gradients, precise
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 
-def check_finite(x: Tensor, name: str) -> None:
-    """Raise a `ValueError` that counts the NaN and infinities of a batch (n, ...), if it has any."""
-    bad = int(x.numel() - torch.isfinite(x).sum())
-    if bad:
-        raise ValueError(
-            f"{name} gave {bad:,} non-finite values (NaN or infinity) in a batch of {len(x):,}: look for NaN in the "
-            f"inputs, or for overflow in the network (float16 ends at 65,504; bfloat16 and float32 do not)."
-        )
-
-
 class Components(NamedTuple):
     """What a principal component analysis found."""
 
@@ -57,16 +47,7 @@ class StreamingPCA:
     SKETCH_ENTRIES = 36_000_000  # two D × l float32 matrices are held: 2 × 144 MB
     CHUNK_ENTRIES = 2**24  # of a batch, centred at a time: 256 rows of 65,536
 
-    def __init__(
-        self,
-        dim: int,
-        keep: int,
-        *,
-        seed: int = 0,
-        name: str = "x",
-    ) -> None:
-        if dim < 1 or keep < 1:
-            raise ValueError(f"dim and keep must be at least 1, got {dim} and {keep}.")
+    def __init__(self, dim: int, keep: int, *, seed: int = 0, name: str = "x") -> None:
         self.dim, self.keep = dim, min(keep, dim)
         self.sketch = self.keep + max(32, min(keep, self.SKETCH_ENTRIES // dim - keep))  # l
         self.exact = dim <= max(self.EXACT_DIM, self.sketch)
@@ -104,14 +85,12 @@ class StreamingPCA:
     @precise
     def update(self, x: Tensor) -> None:
         """Add a batch (n, D) of any floating type on any device to the sums of the current pass. It is not kept."""
-        if self.done:
-            raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")
         if x.ndim != 2 or x.shape[1] != self.dim:
             raise ValueError(f"{self.name} must be (n, {self.dim}), got {tuple(x.shape)}.")
         if len(x) == 0:
             return
         if self._shift is None:
-            check_finite(x, self.name)  # once, as the mean of this batch is kept
+            self._check_finite(x)  # once, as the mean of this batch is kept
             self._start(x)
         assert self._shift is not None
         for chunk in x.split(max(1, self.CHUNK_ENTRIES // self.dim)):
@@ -121,7 +100,7 @@ class StreamingPCA:
             centred = centred if self.exact else centred.float()
             energy = torch.linalg.vector_norm(centred, dim=1).double().square().sum()
             if not torch.isfinite(energy):
-                check_finite(x, self.name)
+                self._check_finite(x)
                 raise ValueError(
                     f"{self.name} gave values up to {float(x.abs().max()):.1e} in a batch of {len(x):,}, whose "
                     f"squares overflow float32: the network diverges on these inputs. Leave them out or scale them."
@@ -145,8 +124,6 @@ class StreamingPCA:
 
         `all_sum` is the sum of a tensor over the processes that share the data, when several do; each must call this.
         """
-        if self.done:
-            raise RuntimeError(f"the {self.passes} passes over {self.name} have ended; take result().")
         if self._shift is None and all_sum is not None:  # no samples are here, but others have some
             self._start(torch.zeros(1, self.dim))
         if self._shift is None or (self._count == 0 and all_sum is None):
@@ -154,9 +131,7 @@ class StreamingPCA:
                 f"pass {self.passes - self.passes_left + 1} of {self.passes} over {self.name} brought no samples: "
                 f"the loader must be iterable {self.passes} times (use a list or a DataLoader, not a generator)."
             )
-        self._end_pass(all_sum or (lambda tensor: tensor), self._shift.double())
-
-    def _end_pass(self, all_sum: Callable[[Tensor], Tensor], shift: Tensor) -> None:
+        all_sum, shift = all_sum or (lambda tensor: tensor), self._shift.double()
         moments = all_sum(torch.cat([self._sum + self._count * shift, shift.new_tensor([self._count])]))
         count = int(moments[-1])
         mean = moments[:-1] / count  # (D,)
@@ -194,6 +169,14 @@ class StreamingPCA:
         basis *= torch.where(fixed @ basis < 0, -1.0, 1.0)
         variance = values[chosen] / (count - 1)
         self._components = Components(mean.float(), basis, variance, energy / (count - 1))
+
+    def _check_finite(self, x: Tensor) -> None:
+        bad = int(x.numel() - torch.isfinite(x).sum())
+        if bad:
+            raise ValueError(
+                f"{self.name} gave {bad:,} non-finite values (NaN or infinity) in a batch of {len(x):,}: look for NaN "
+                f"in the inputs, or for overflow in the network (float16 ends at 65,504; bfloat16 and float32 do not)."
+            )
 
     def _choose(self, values: Tensor, count: int, mean: Tensor) -> Tensor:
         """Indices of the components to keep, the largest of the ascending eigenvalues first."""

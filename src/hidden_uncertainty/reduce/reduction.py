@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..io import expect, is_int, plain
 from ..model.outputs import Key
 from ..precision import gradients, precise
-from .pca import StreamingPCA, check_finite
+from .pca import StreamingPCA
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
 Pool = Literal["mean", "max", "last"]
@@ -225,13 +225,6 @@ class Reduction(nn.Module):
         """What activations are measured in, so that no square over- or underflows: no digit changes."""
         return 2.0 ** round(math.log2(self.unit))
 
-    @property
-    def dim(self) -> int:
-        """How many columns z has."""
-        if self.kept is None:
-            return self.reduce.width((0, *self.shape))
-        return self.kept + self.reduce.residual
-
     @precise
     def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
         """The reduced activation z (n, d), and the residual energy (n,) or `None` when nothing is dropped.
@@ -313,12 +306,10 @@ class ReductionFit:
     def probe(self, activation: Tensor) -> None:
         """Learn the layer's shape from its output on one batch (n, ...), which counts towards no pass."""
         try:
-            width = self.reduce.width(tuple(activation.shape))
-            x = self.reduce.flat(activation, copy=False)
+            x = self.reduce.flat(activation, copy=False)  # (n, D)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer {self.layer!r}: {error}") from None
-        shape = tuple(activation.shape[1:])
-        max_dim = self.reduce.max_dim
+        shape, width, max_dim = tuple(activation.shape[1:]), x.shape[1], self.reduce.max_dim
         if max_dim is None or width <= max_dim:
             self._reduction = Reduction(self.reduce, self.layer, shape)
         elif self.reduce.how == "project":
@@ -331,18 +322,17 @@ class ReductionFit:
                 self._energy = torch.zeros(3, dtype=torch.float64, device=home)
         else:
             self._pca = StreamingPCA(width, max_dim, seed=self.seed, name=f"layer {self.layer!r}")
-        if self._pca is None:  # which looks at what it is given itself
-            check_finite(x, f"layer {self.layer!r}")
         self.shape = shape
 
     @gradients(False, lasting=True)
-    def update(self, activation: Tensor) -> None:
-        """Add the layer's output on one batch (n, ...) to the current pass. It is not kept."""
+    def update(self, activation: Tensor, keep: Tensor | None = None) -> None:
+        """Add the layer's output on one batch (n, ...) to the current pass, or some by a mask. It is not kept."""
         if self.shape is None:
             self.probe(activation)
+        activation = activation if keep is None else activation[keep.to(activation.device)]
         assert self.shape is not None
         self.reduce.check_shape(self.layer, self.shape, tuple(activation.shape[1:]))
-        if self._pca is not None and not self._pca.done:
+        if self._pca is not None:
             self._pca.update(self.reduce.flat(activation, copy=False))
         elif self._energy is not None:
             assert self._reduction is not None
@@ -352,12 +342,15 @@ class ReductionFit:
 
     def end_pass(self, all_sum: Callable[[Tensor], Tensor] | None = None) -> None:
         """End the current pass, as `StreamingPCA.end_pass`. Does nothing when `done`."""
-        if self.shape is None:
-            raise RuntimeError(
-                f"layer {self.layer!r} never gave an output in this pass: is it used in the forward pass?"
-            )
-        if self._pca is not None and not self._pca.done:
+        if self._pca is not None:
             self._pca.end_pass(all_sum)
+            if self._pca.done:
+                assert self.shape is not None
+                found, self._pca = self._pca.result(), None
+                reduction = Reduction(self.reduce, self.layer, self.shape, found.basis.shape[1]).to(found.basis.device)
+                reduction.mean, reduction.basis = found.mean, found.basis
+                self._set_scale(reduction, found.variance.mean(), found.total - found.variance.sum(), found.total)
+                self._reduction = reduction
         elif self._energy is not None:
             assert self._reduction is not None
             dropped, total, rows = self._energy if all_sum is None else all_sum(self._energy)
@@ -367,15 +360,8 @@ class ReductionFit:
 
     def result(self) -> Reduction:
         """The fitted reduction, on the device of the activations."""
-        if not self.done or self.shape is None:
+        if self._reduction is None or not self.done:
             raise RuntimeError(f"the reduction of layer {self.layer!r} needs more passes: update, end_pass until done.")
-        if self._reduction is None and self._pca is not None:
-            found = self._pca.result()
-            reduction = Reduction(self.reduce, self.layer, self.shape, found.basis.shape[1]).to(found.basis.device)
-            reduction.mean, reduction.basis = found.mean, found.basis
-            self._set_scale(reduction, found.variance.mean(), found.total - found.variance.sum(), found.total)
-            self._reduction, self._pca = reduction, None
-        assert self._reduction is not None
         return self._reduction
 
     @staticmethod

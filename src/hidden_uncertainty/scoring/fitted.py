@@ -54,7 +54,7 @@ class Fitted:
         """
         crew, own, rest = team(), None, unseen
         if isinstance(unseen, Features) and self.head.combination.tails:
-            part = unseen.share(TO_LEARN)
+            part = unseen.keys() < TO_LEARN
             own, rest = unseen[part], unseen[~part]
         if not self.head.combination.tails or (own is None and crew.size == 1):
             return self, unseen
