@@ -58,6 +58,8 @@ class JointMixture(Density):
         torch.Size([600, 50])
     """
 
+    shown = ("components", "covariance", "noise")
+
     y_center: Tensor  # (q,)
     y_deviation: Tensor  # (q,)
 
@@ -138,10 +140,7 @@ class JointMixture(Density):
     @precise
     def given(self, z: Tensor) -> Callable[..., Tensor]:
         """`log_prob` of these z as a function of the support and of rows: what depends on z alone is done once."""
-        if self.y_center is None:
-            raise RuntimeError("this JointMixture is not fitted: call fit(z, y) first.")
-        if z.dim() != 2 or z.shape[1] != self.directions.dim:
-            raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
+        self._check(z, self.directions.dim)
         u, off = self.directions(z)
         whole = (off, *self.conditional.coordinates(u))  # (n,), (k, n), (s, k, n)
         numbers, along_bias = len(self.y_center), self.conditional.along_bias
@@ -185,10 +184,6 @@ class JointMixture(Density):
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""
         expect(self.y_deviation is None or self.y_deviation > 0, "a deviation of ŷ is not positive")
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the density."""
-        return f"components={self.components}, covariance={self.covariance!r}, noise={self.noise}"
 
 
 class Given(NamedTuple):

@@ -66,6 +66,7 @@ class GaussianMixture(Density):
         torch.Size([600, 3])
     """
 
+    shown = ("components", "covariance", "shrinkage")
     infinite = ("log_weight", "log_scale")  # where a class has fewer components
 
     classes: Tensor  # (C,)
@@ -174,7 +175,7 @@ class GaussianMixture(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
         z, support = self._tensors(z, support)
-        self._check(z, "n")
+        self._check(z, self._dim)
         x = saturate(z, self.mean.dtype) - self.center
         if self._steep:
             x = self._pull_back(x, 1.0)
@@ -194,7 +195,7 @@ class GaussianMixture(Density):
         Up to rounding (see `_packed`), what `log_prob` gives for bilinearly interpolated vectors. Places whose squares
         would nearly overflow are pulled back along their rays, so that scores are finite there too.
         """
-        self._check(lattice.places, "n, h, w")
+        self._check(lattice.places, self._dim, "n, h, w")
         rows = self._rows(support)
         packed, shift = self._packed(rows)
         scale = (self.log_scale if rows is None else self.log_scale[rows]).mT  # (k, m)
@@ -217,12 +218,9 @@ class GaussianMixture(Density):
         farthest = torch.finfo(x.dtype).max ** power / 16 / x.shape[-1] ** 0.5 / self.spread
         return x * (farthest / x.abs().amax(-1, keepdim=True)).clamp(max=1)
 
-    def _check(self, z: Tensor, shape: str) -> None:
-        if self.mean is None:
-            raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
-        dim = self.mean.shape[-1]
-        if z.dim() != 2 + shape.count(",") or z.shape[-1] != dim:
-            raise ValueError(f"expected z of shape ({shape}, {dim}), as fitted, not {tuple(z.shape)}.")
+    @property
+    def _dim(self) -> int | None:
+        return None if self.mean is None else self.mean.shape[-1]
 
     def _packed(self, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Packed factors of some classes, (rows, m, k or 1, width), and the shifts, where Gaussians share factors."""
@@ -325,7 +323,3 @@ class GaussianMixture(Density):
         # Means far from zero are rounded before they are multiplied.
         reach = self._bias(self.mean.double().abs() + center.abs(), factor.abs())[used] * torch.finfo(factor.dtype).eps
         expect((self.bias[used] - bias).abs() <= 1e-3 * (1 + bias.abs()) + 4 * reach, "bias is not that of its mean")
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the density."""
-        return f"components={self.components}, covariance={self.covariance!r}, shrinkage={self.shrinkage!r}"

@@ -199,9 +199,10 @@ class Moments:
         shift = torch.where(mine.count[:, None] > 0, mine.shift, theirs.shift.to(mine.shift))
         mine.about(shift)
         theirs.about(shift)
-        for name in ("count", "total", "scatter", "cubes", "fourth"):
-            mine._set(name, theirs, lambda one, two: one.add_(two.to(one)))
-        mine.fourth = mine.fourth if mine.cubes is not None else None
+        if mine.cubes is None:
+            mine.fourth = None
+        for name, own in mine._sums().items():
+            own += getattr(theirs, name).to(own)
         mine.dtype = torch.promote_types(mine.dtype, theirs.dtype)
         return mine
 
@@ -215,8 +216,8 @@ class Moments:
         mine = self._copy()._grow(classes)
         count = all_sum(mine.count.clone())
         mine.about(all_sum(mine.shift * mine.count[:, None] + mine.total) / count.clamp(min=1)[:, None])
-        for name in ("count", "total", "scatter", "cubes", "fourth"):
-            mine._set(name, mine, lambda one, _: all_sum(one))
+        for name, own in mine._sums().items():
+            setattr(mine, name, all_sum(own))
         return mine
 
     def central(self) -> Central:
@@ -273,19 +274,17 @@ class Moments:
     def _grow(self, classes: int) -> Moments:
         """Make room for more classes, in place."""
         more = classes - len(self.count)
-        if more > 0:
-            for name in ("count", "shift", "total", "cubes", "fourth", "scatter"):
-                if name != "scatter" or self.cubes is not None:
-                    self._set(name, self, lambda one, _: torch.cat([one, one.new_zeros(more, *one.shape[1:])]))
+        for name, own in self.tensors().items():
+            if more > 0 and (name != "scatter" or self.cubes is not None):
+                setattr(self, name, torch.cat([own, own.new_zeros(more, *own.shape[1:])]))
         return self
 
     def _copy(self) -> Moments:
         return replace(self, **{name: tensor.clone() for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
-    def _set(self, name: str, other: Moments, how: Callable[[Tensor, Tensor], Tensor]) -> None:
-        mine, theirs = getattr(self, name), getattr(other, name)
-        if mine is not None and theirs is not None:
-            setattr(self, name, how(mine, theirs))
+    def _sums(self) -> dict[str, Tensor]:
+        """What is added where shifts are the same."""
+        return {name: tensor for name, tensor in self.tensors().items() if name != "shift"}
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums by their names, to be saved."""
