@@ -12,7 +12,7 @@ from torch import Tensor
 from ...progress import progress_bar
 from ..base import check_reach
 from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
-from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits
+from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits, rounding_of
 from .moments import Central, Moments
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
@@ -70,11 +70,7 @@ def fit_classes(z: Tensor, y: Tensor, options: EMOptions, variance: float | None
             out.store(small, _one_each(own, pooled.covariance(options.shrinkage), weight, options, z.dtype))
             bar.advance(len(small))
     _check_sound(out.sound, classes, ridge)
-    fallbacks = [
-        f"class {classes[c]} came {size} times, {_fallback(size, granted[c], components, min_samples)}"
-        for c, size in enumerate(sizes)
-        if granted[c] < components or size < min_samples
-    ]
+    fallbacks = _fallbacks(classes, sizes, granted, options)
     log_weight, mean, factor = out.mixtures
     mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
     center = (counts[:, None] * middle.double()).sum(0) / len(z)
@@ -104,7 +100,7 @@ def fit_gaussians(moments: Moments, classes: Tensor, options: EMOptions, unit: f
         covariance = central.covariance(options.shrinkage)
         covariance.diagonal().add_(options.ridge)
         found, good = precision_factor(covariance)
-        sound &= good & has_digits(covariance, found, _rounding(mean).amax(0))
+        sound &= good & has_digits(covariance, found, rounding_of(mean).amax(0))
         factor[0] = found
     else:
         weight = (small if not pooling else torch.ones_like(small)) * (pooling or 1.0) * dim
@@ -116,10 +112,7 @@ def fit_gaussians(moments: Moments, classes: Tensor, options: EMOptions, unit: f
                 bar.advance(len(some))
     _check_sound(sound, classes, ridge)
     shared = bool(pooling) or options.covariance == "pooled"
-    fallbacks = [
-        f"class {classes[c]} came {int(count[c])} times, {_fallback(int(count[c]), 1, 1, min_samples)}"
-        for c in ([] if shared else small.nonzero()[:, 0].tolist())
-    ]
+    fallbacks = [] if shared else _fallbacks(classes, count.long().tolist(), [1] * len(count), options)
     mixtures = Mixtures(factor.new_zeros(len(count), 1), unit * mean[:, None], factor.div_(unit))
     center = (unit * central.middle).to(moments.dtype)
     return ClassFit(classes, center, mixtures, torch.ones_like(sound), fallbacks)
@@ -133,12 +126,16 @@ def _check_sound(sound: Tensor, classes: Tensor, ridge: float) -> None:
         )
 
 
-def _fallback(size: int, granted: int, components: int, min_samples: int) -> str:
-    """What became of a class with too few rows."""
-    if components == 1:
-        return f"fewer than min_samples={min_samples}: shrunk towards the pooled covariance"
-    shrunk = ", shrunk towards the pooled covariance" if size < min_samples else ""
-    return f"too few for {components} components of {min_samples} samples each: fitted {granted}{shrunk}"
+def _fallbacks(classes: Tensor, sizes: list[int], granted: list[int], options: EMOptions) -> list[str]:
+    """What became of classes with too few rows."""
+    components, least, found = options.components, options.min_samples, []
+    for c, size, made in zip(classes.tolist(), sizes, granted, strict=True):
+        if made < components or size < least:
+            shrunk = ", shrunk towards the pooled covariance" if size < least else ""
+            few = f"too few for {components} components of {least} samples each: fitted {made}{shrunk}"
+            alone = f"fewer than min_samples={least}: shrunk towards the pooled covariance"
+            found.append(f"class {c} came {size} times, {alone if components == 1 else few}")
+    return found
 
 
 def _variance(z: Tensor, rows: list[Tensor]) -> float:
@@ -207,7 +204,7 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     if options.covariance in ("full", "tied"):
         factor, good = precision_factor(cov)
-        good = good & has_digits(cov, factor, _rounding(mean))
+        good = good & has_digits(cov, factor, rounding_of(mean))
     else:
         variance = cov.diagonal(dim1=-2, dim2=-1)  # (B, d)
         variance = variance if options.covariance == "diag" else variance.mean(-1, keepdim=True)
@@ -216,11 +213,6 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     mixtures = Mixtures(factor.new_zeros(len(mean), 1), mean[:, None].to(dtype), factor)
     unused = torch.zeros_like(count)
     return Fit(mixtures, unused, unused.long(), torch.ones_like(good), good)
-
-
-def _rounding(mean: Tensor) -> Tensor:
-    """What the variance of a constant may come out as."""
-    return (32 * torch.finfo(mean.dtype).eps * mean).square()
 
 
 class _Buffers:

@@ -133,6 +133,11 @@ def relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> 
     return (scale - common[:, None]).to(x.dtype)[:, None] - 0.5 * squares, common
 
 
+def rounding_of(mean: Tensor) -> Tensor:
+    """What the variance of a constant may come out as."""
+    return (32 * torch.finfo(mean.dtype).eps * mean).square()
+
+
 def maximise(
     x: Tensor, responsibility: Tensor, options: EMOptions, keep: Tensor | None = None
 ) -> tuple[Mixtures, Tensor, Tensor]:
@@ -147,10 +152,11 @@ def maximise(
     mean = torch.bmm(responsibility.mT, x) / count[..., None]
     # A component that lost all its rows would come back as a spike at the origin, which is the middle of its class.
     log_weight = (count / count.sum(-1, keepdim=True)).log().masked_fill(count < 2 * least, -torch.inf)
-    rounding = (32 * torch.finfo(x.dtype).eps * mean).square()  # what the variance of a constant may come out as
+    rounding = rounding_of(mean)
     if options.covariance in ("diag", "spherical"):
-        variance = torch.stack([_variance(x, responsibility[..., k], mean[:, k]) for k in range(mean.shape[1])], dim=1)
-        variance = variance / count[..., None] + options.ridge
+        away = ((x - mean[:, k, None]).square() for k in range(mean.shape[1]))
+        squares = [responsibility[:, None, :, k] @ square for k, square in enumerate(away)]  # (B, 1, d)
+        variance = torch.cat(squares, dim=1) / count[..., None] + options.ridge
         if options.covariance == "spherical":
             variance, rounding = variance.mean(-1), rounding.mean(-1)
         sound = ((variance > rounding) & variance.isfinite()).flatten(1).all(1)
@@ -180,10 +186,6 @@ def factorise(
     factor, good = precision_factor(cov)
     sound = (good & has_digits(cov, factor, rounding)).all(1)
     return factor[:, 0] if options.covariance == "tied" else factor, sound, intensity
-
-
-def _variance(x: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
-    return torch.bmm(weight[:, None], (x - mean[:, None]).square())[:, 0]  # (B, d)
 
 
 def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bool) -> tuple[Tensor, Tensor]:

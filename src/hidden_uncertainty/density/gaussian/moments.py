@@ -105,14 +105,11 @@ class Moments:
     @classmethod
     def empty(cls, classes: int, dim: int, sums: Sums, device: torch.device | str | None = "cpu") -> Moments:
         """Moments of no rows."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        each = sums == "each"
-        scatter = zeros(classes if each else 1, dim, dim)
-        cubes, fourth = (zeros(classes, dim), zeros(classes)) if each else (None, None)
-        return cls(zeros(classes), zeros(classes, dim), zeros(classes, dim), scatter, cubes, fourth)
+        each, count = sums == "each", torch.zeros(classes, dtype=torch.float64, device=device)
+        shift, total = count.new_zeros(2, classes, dim).unbind()
+        scatter = count.new_zeros(classes if each else 1, dim, dim)
+        cubes, fourth = (total.clone(), count.clone()) if each else (None, None)
+        return cls(count, shift, total, scatter, cubes, fourth)
 
     @classmethod
     def of(cls, z: Tensor, y: Tensor, classes: int, sums: Sums, unit: float = 1.0) -> Moments:
