@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...progress import progress_bar
 from ..base import check_reach
-from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
-from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits, rounding_of
+from ..linalg import find_target, mean_square, own_order, power_of_two
+from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, rounding_of, sound_factor
 from .moments import Central, Moments
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
@@ -98,10 +99,8 @@ def fit_gaussians(moments: Moments, classes: Tensor, options: EMOptions, unit: f
     small = count < min_samples
     if options.covariance == "pooled":
         covariance = central.covariance(options.shrinkage)
-        covariance.diagonal().add_(options.ridge)
-        found, good = precision_factor(covariance)
-        sound &= good & has_digits(covariance, found, rounding_of(mean).amax(0))
-        factor[0] = found
+        factor[0], good = sound_factor(covariance, options.ridge, rounding_of(mean).amax(0))
+        sound &= good
     else:
         weight = (small if not pooling else torch.ones_like(small)) * (pooling or 1.0) * dim
         pooled = central.covariance(options.shrinkage) if bool((weight > 0).any()) else None
@@ -183,9 +182,8 @@ def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Stack classes of different size: rows (B, n, d), and 1 where there is one (B, n)."""
     if len(rows) == 1:  # without a copy
         return rows[0][None], rows[0].new_ones(1, len(rows[0]))
-    x = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    size = torch.tensor([len(r) for r in rows], device=x.device)
-    return x, (torch.arange(x.shape[1], device=x.device) < size[:, None]).to(x.dtype)
+    present = [r.new_ones(len(r)) for r in rows]
+    return pad_sequence(rows, batch_first=True), pad_sequence(present, batch_first=True)
 
 
 def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOptions, dtype: torch.dtype) -> Fit:
@@ -201,12 +199,10 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     if pooled is not None:
         with_all = (scatter + weight[:, None, None] * pooled) / (count + weight)[:, None, None]
         cov = torch.where(weight[:, None, None] > 0, with_all, cov)
-    cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     if options.covariance in ("full", "tied"):
-        factor, good = precision_factor(cov)
-        good = good & has_digits(cov, factor, rounding_of(mean))
+        factor, good = sound_factor(cov, options.ridge, rounding_of(mean))
     else:
-        variance = cov.diagonal(dim1=-2, dim2=-1)  # (B, d)
+        variance = cov.diagonal(dim1=-2, dim2=-1) + options.ridge  # (B, d)
         variance = variance if options.covariance == "diag" else variance.mean(-1, keepdim=True)
         factor, good = variance.rsqrt(), (variance > 0).all(1)
     factor = factor.reshape(factor_shape(len(mean), 1, mean.shape[1], options.covariance)).to(dtype)
@@ -241,13 +237,9 @@ class _Buffers:
 def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) -> Tensor:
     """Assign rows x (B, n, d), where present (B, n), to one of k clusters, the start of a mixture: (B, n, k), one-hot.
 
-    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes, until centres
-    move less than a share `tol` of the mean variance. Nothing looks at the number of a row: the same rows in another
-    order start alike, up to rounding. A cluster is split at its mean, across the direction in which it is long, and a
-    few steps of 2-means follow. That direction comes from the row that lies farthest from the mean, by a step of power
-    iteration. Of all clusters the one goes first whose split lowers the inertia most.
-
-    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows.
+    Clusters are split in two, one after the other, and Lloyd's iterations follow until centres move less than a share
+    `tol` of the mean variance. Nothing looks at the number of a row: the same rows in another order start alike, up to
+    rounding. Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows.
     """
     if components == 1:
         return present[..., None]
@@ -273,7 +265,11 @@ def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) ->
 
 
 def _split(x: Tensor, present: Tensor, components: int) -> Tensor:
-    """Centres of clusters that are split off one by one: (B, k, d)."""
+    """Centres of clusters that are split off one by one, first those whose split lowers the inertia most: (B, k, d).
+
+    A cluster is split at its mean, across the direction in which it is long, and a few steps of 2-means follow. That
+    direction comes from the row that lies farthest from the mean, by a step of power iteration.
+    """
     stack = torch.arange(len(x), device=x.device)[:, None]
     norm = x.square().sum(-1)
     member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)

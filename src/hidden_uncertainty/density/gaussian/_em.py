@@ -182,10 +182,8 @@ def factorise(
         asked, scale = find_target(cov, count.double(), fourth, options.shrinkage)
         intensity = torch.where(intensity.isnan(), asked, intensity)
         cov = Target(intensity, scale).shrink(cov)
-    cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
-    factor, good = precision_factor(cov)
-    sound = (good & has_digits(cov, factor, rounding)).all(1)
-    return factor[:, 0] if options.covariance == "tied" else factor, sound, intensity
+    factor, sound = sound_factor(cov, options.ridge, rounding)
+    return factor[:, 0] if options.covariance == "tied" else factor, sound.all(1), intensity
 
 
 def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bool) -> tuple[Tensor, Tensor]:
@@ -204,18 +202,20 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
     return scatter, fourth
 
 
-def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
-    """Whether the variance that each feature adds to those before it, and to all others, is clear of rounding.
+def sound_factor(cov: Tensor, ridge: float, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of covariances (..., d, d), to which the ridge is added in place, and which of them are sound.
 
-    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone. Rounding is
-    that of the covariance's diagonal, in the precision in which it was computed.
+    Those are sound where the variance that each feature adds to those before it, and to all others, is clear of
+    rounding. The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone.
+    Rounding is that of the covariance's diagonal, in the precision in which it was computed.
     """
-    variance = cov.diagonal(dim1=-2, dim2=-1)
+    variance = cov.diagonal(dim1=-2, dim2=-1).add_(ridge)
+    factor, good = precision_factor(cov)
     pivot = factor.diagonal(dim1=-2, dim2=-1).pow(-2)
-    enough = (pivot > 32 * torch.finfo(rounding.dtype).eps * variance + rounding).all(-1)
+    good = good & (pivot > 32 * torch.finfo(rounding.dtype).eps * variance + rounding).all(-1)
     if rounding.dtype == torch.float64:
-        return enough
-    return enough & (factor.square().sum(-1) * variance < INFLATION).all(-1)
+        return factor, good
+    return factor, good & (factor.square().sum(-1) * variance < INFLATION).all(-1)
 
 
 def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EMOptions) -> Fit:

@@ -118,11 +118,11 @@ class JointMixture(Density):
         return "ledoit-wolf" if likelihood("ledoit-wolf") > likelihood(None) else None
 
     def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
-        options = EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter, self.components)
-        options = options._replace(min_samples=self.min_samples)
+        names = ("covariance", "tol", "max_iter", "components", "min_samples")
+        options = EMOptions(shrinkage=shrinkage, ridge=self.noise**2, **{name: getattr(self, name) for name in names})
         try:
-            variance = 1.0  # of standardised predictions and coordinates
-            return fit_classes(x, torch.zeros(len(x), dtype=torch.long, device=x.device), options, variance)
+            one = torch.zeros(len(x), dtype=torch.long, device=x.device)
+            return fit_classes(x, one, options, variance=1.0)  # of standardised predictions and coordinates
         except ValueError as error:
             raise ValueError(
                 "the covariance of predictions and activations is singular to working precision even with "
