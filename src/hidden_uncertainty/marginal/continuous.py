@@ -216,7 +216,6 @@ class Continuous(Marginal):
         return _Look(x, y[..., None], self._mean_log_prob(y) + self._log_slope(x))
 
     def _prepare(self) -> None:
-        """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
         if self._first is None or self._first.is_meta:
             return
         if self.shared is not None:
@@ -313,7 +312,6 @@ class Continuous(Marginal):
         return Support(y[..., None], self._mean_log_prob(y) + log_volume, log_volume)
 
     def _warn(self, y: Tensor) -> None:
-        """Warn where integrals leave out a part of p(y)."""
         if self.low is None and self.high is None:
             return
         low, high = self._ends().tolist()

@@ -164,7 +164,6 @@ class JointMixture(Density):
         return log_prob
 
     def _given(self, y: Tensor) -> Given:
-        """What points (..., q) decide alone."""
         deviations = (y.double() - self.y_center.double()) / self.y_deviation.double()
         return self.conditional.given(deviations.clamp(-FAR, FAR))
 
@@ -282,7 +281,6 @@ class Conditional(Stored):
         return _mix(given.prior + self.u_scale[:, None, None], squares) - _log_sum(given.prior)
 
     def _prepare(self) -> None:
-        """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
         self._packed: Tensor | None = None
         if self.slope is None or self.slope.is_meta:
             return

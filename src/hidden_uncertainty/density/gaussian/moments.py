@@ -26,7 +26,6 @@ class Central:
     fourth: Tensor | None  # Σ ‖x - μ‖⁴, (C,)
 
     def __getitem__(self, which: Tensor) -> Central:
-        """Those of some classes."""
         scatter = self.scatter[which] if len(self.scatter) == len(self.count) else self.scatter
         fourth = None if self.fourth is None else self.fourth[which]
         return Central(self.count[which], self.mean[which], scatter, fourth)
