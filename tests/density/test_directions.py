@@ -124,9 +124,6 @@ def test_half_precision_is_kept_in_float32() -> None:
 def test_nothing_to_fit() -> None:
     with pytest.raises(ValueError, match="all 9 rows of z are the same"):
         Directions().fit(torch.full((10, 3), 0.1), holdout=first(10, 1))
-    for held in (0, 9):
-        with pytest.raises(ValueError, match=f"not {10 - held} and {held}"):
-            Directions().fit(draw(10, 3, 3), holdout=first(10, held))
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,7 +135,5 @@ def test_the_holdout(n: int, share: float, seed: int) -> None:
     assert torch.equal(mask, draw_holdout(n, share, seed, "cpu"))
 
 
-def test_holdouts_differ_by_seed_and_need_three_rows() -> None:
+def test_holdouts_differ_by_seed() -> None:
     assert not torch.equal(draw_holdout(100, 0.1, 0, "cpu"), draw_holdout(100, 0.1, 1, "cpu"))
-    with pytest.raises(ValueError, match="at least 3 samples"):
-        draw_holdout(2, 0.1, 0, "cpu")

@@ -102,15 +102,15 @@ class Couplings(nn.Module):
         widths = [condition, *condition_hidden]
         self.weights = nn.ParameterList(torch.zeros(b, a, device="cpu") for a, b in pairwise(widths))
         self.biases = nn.ParameterList(torch.zeros(width, 1, device="cpu") for width in widths[1:])
-        self.turns: list[tuple[int, ...]] = []  # which halves a block changes, in turn
+        pairs = form == "glow" and dim > 1  # a block is one coupling otherwise
+        self.halves: list[int] = []  # that each coupling changes
         self.couplings = nn.ModuleList()
-        for block in range(blocks):
-            turn: tuple[int, ...] = (1,) if dim == 1 else (1, 0) if form == "glow" else ((block + 1) % 2,)
-            self.turns.append(turn)
-            for half in turn:
-                kept, changed = self.sizes[1 - half], self.sizes[half]
-                self.couplings.append(Coupling(kept, changed, widths[-1], hidden, stack=1 if form == "glow" else 2))
-        permutations = blocks - 1 if form == "glow" and dim > 1 else 0
+        for i in range(2 * blocks if pairs else blocks):
+            half = 1 if dim == 1 else (i + 1) % 2
+            kept, changed = self.sizes[1 - half], self.sizes[half]
+            self.halves.append(half)
+            self.couplings.append(Coupling(kept, changed, widths[-1], hidden, stack=1 if form == "glow" else 2))
+        permutations = blocks - 1 if pairs else 0
         self.register_buffer("order", torch.arange(dim, device="cpu").repeat(permutations, 1))
 
     def check(self) -> None:
@@ -132,15 +132,11 @@ class Couplings(nn.Module):
 
     def steps(self) -> list[Step]:
         """The couplings in turn."""
-        couplings = iter(self.couplings)
         found = []
-        for block, turn in enumerate(self.turns):
-            order = self.order[block - 1] if 0 < block <= len(self.order) else None
-            for half in turn:
-                coupling = next(couplings)
-                assert isinstance(coupling, Coupling)
-                found.append(Step(order, half, coupling))
-                order = None
+        for i, (half, coupling) in enumerate(zip(self.halves, self.couplings, strict=True)):
+            assert isinstance(coupling, Coupling)
+            order = self.order[i // 2 - 1] if len(self.order) and i in range(2, len(self.halves), 2) else None
+            found.append(Step(order, half, coupling))
         return found
 
     def features(self, condition: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class Density(Stored, ABC):
     """
 
     kinds: ClassVar[dict[str, type[Density]]] = {}  # every density by its name, for files
+    shown: ClassVar[tuple[str, ...]] = ()  # the arguments that its representation names
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -115,6 +116,17 @@ class Density(Stored, ABC):
     def log_prob_between(self, lattice: Lattice, support: Tensor) -> Iterator[Tensor]:
         """log p(z | y) at all pixels of a lattice, image by image and row by row, some at a time: (pixels, m)."""
         raise NotImplementedError(f"{type(self).__name__} scores vectors only: interpolate, and call log_prob.")
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the density."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
+
+    def _check(self, z: Tensor, dim: int | None, shape: str = "n") -> None:
+        """Raise unless it was fitted, to vectors of so many dimensions as those of z have."""
+        if dim is None:
+            raise RuntimeError(f"this {type(self).__name__} is not fitted: call fit(z, y) first.")
+        if z.dim() != 2 + shape.count(",") or z.shape[-1] != dim:
+            raise ValueError(f"expected z of shape ({shape}, {dim}), as fitted, not {tuple(z.shape)}.")
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, plain(value))  # options may come from numpy

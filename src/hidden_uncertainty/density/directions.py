@@ -40,9 +40,9 @@ class Directions(nn.Module):
             self.register_buffer(name, None)
 
     @property
-    def dim(self) -> int:
-        """How many dimensions there are."""
-        return len(self.basis)
+    def dim(self) -> int | None:
+        """How many dimensions there are; None before a fit."""
+        return None if self.basis is None else len(self.basis)
 
     @property
     def kept(self) -> int:
@@ -58,8 +58,6 @@ class Directions(nn.Module):
         z = z.detach()
         dtype = z.dtype if z.dtype == torch.float64 else torch.float32
         fitted, checked = z[~holdout].double(), z[holdout].double()
-        if len(fitted) < 2 or len(checked) < 1:
-            raise ValueError(f"expected 2 rows to fit and 1 to check at least, not {len(fitted)} and {len(checked)}.")
         first = fitted[0].clone()
         constant = (fitted == first).all(0)
         if bool(constant.all()):
@@ -91,7 +89,7 @@ class Directions(nn.Module):
         x = saturate(z, dtype) - self.center
         on_basis = x @ self.basis
         # Squared as a vector: ‖x‖² - ‖Bᵀx‖² would have no digits left where it matters.
-        residual = x - on_basis @ self.basis.mT if self.kept < self.dim else torch.zeros_like(x)
+        residual = x - on_basis @ self.basis.mT if self.kept < len(self.basis) else torch.zeros_like(x)
         big = torch.finfo(dtype).max
         squares = (residual / self.residual_deviation).square().sum(1).clamp(max=big / 8)
         return saturate((on_basis / self.deviation).clamp(-big, big), dtype), self.log_scale - 0.5 * squares
@@ -103,16 +101,15 @@ class Directions(nn.Module):
         expect((self.basis.double().norm(dim=0) - 1).abs() < 1e-3, "a direction has not the length one")
         deviation, spread = self.deviation.double(), self.residual_deviation.double()
         expect(torch.cat([deviation, spread[None]]) > 0, "a deviation is not positive")
-        logs = torch.cat([deviation, spread.expand(self.dim - self.kept)]).log()
-        scale = -logs.sum() - (self.dim - self.kept) * 0.5 * math.log(2 * math.pi)
+        dropped = len(self.basis) - self.kept
+        logs = torch.cat([deviation, spread.expand(dropped)]).log()
+        scale = -logs.sum() - dropped * 0.5 * math.log(2 * math.pi)
         close = (self.log_scale - scale).abs() <= 1e-3 * (1 + logs.abs().sum())
         expect(close, "log_scale is not that of the deviations")
 
 
 def draw_holdout(n: int, share: float, seed: int, device: torch.device | str) -> Tensor:
-    """Draw about a share of n rows, at least 1 and at most n - 2: True for rows of the holdout, (n,)."""
-    if n < 3:
-        raise ValueError(f"a density needs at least 3 samples, one of them to check the scales of the others, not {n}.")
+    """Draw about a share of n rows, at least 1 and at most n - 2, of 3 or more: True for rows of the holdout, (n,)."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")
     mask = torch.zeros(n, dtype=torch.bool, device="cpu")
     mask[order[: max(1, min(round(share * n), n - 2))]] = True

@@ -68,6 +68,8 @@ class ConditionalFlow(Density):
         torch.Size([300, 50])
     """
 
+    shown = ("form", "blocks", "noise")
+
     classes: Tensor | None  # (C,), None where y are numbers
     y_center: Tensor | None  # (q,), None where y are classes
     y_deviation: Tensor | None  # (q,)
@@ -157,9 +159,9 @@ class ConditionalFlow(Density):
 
     def given(self, z: Tensor) -> Callable[..., Tensor]:
         """`log_prob` of these z as a function of the support and of rows: what depends on z alone is done once."""
-        flow = self._fitted()
-        if z.dim() != 2 or z.shape[1] != self.directions.dim:
-            raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
+        self._check(z, self.directions.dim)
+        flow = self.flow
+        assert flow is not None
         u, rest = self.directions(z.detach())
         columns = u.mT.contiguous()
 
@@ -180,11 +182,6 @@ class ConditionalFlow(Density):
         y = as_vectors(support, len(self.y_center), n).detach()
         return _standardised(y if y.dim() == 3 else y[None], self.y_center, self.y_deviation)
 
-    def _fitted(self) -> Couplings:
-        if self.flow is None:
-            raise RuntimeError("this ConditionalFlow is not fitted: call fit(z, y) first.")
-        return self.flow
-
     def _couplings(self, dim: int, condition: int) -> Couplings:
         widths = {"hidden": self.hidden, "condition_hidden": self.condition_hidden}
         return Couplings(dim, condition, form=self.form, blocks=self.blocks, **widths)
@@ -199,10 +196,6 @@ class ConditionalFlow(Density):
         """Raise a ValueError where the tensors cannot be those of a fit."""
         expect(self.y_deviation is None or self.y_deviation > 0, "a deviation of ŷ is not positive")
         expect(self.classes is None or self.classes.diff() > 0, "classes do not ascend")
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the density."""
-        return f"form={self.form!r}, blocks={self.blocks}, noise={self.noise}"
 
 
 def _standardised(y: Tensor, center: Tensor, deviation: Tensor) -> Tensor:

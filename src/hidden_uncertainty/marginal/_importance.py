@@ -21,7 +21,7 @@ HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class Frame(NamedTuple):
-    """Coordinates of vectors y = center + L u, where u has unit covariance under the marginal.
+    """Coordinates of vectors y = center + L u in float64, where u has unit covariance under the marginal.
 
     In a box, coordinates are x with u = √3 tanh(x/2) instead: no x lies outside, and what p(y|z) holds at an edge is as
     smooth in x as what it holds elsewhere.
@@ -33,17 +33,17 @@ class Frame(NamedTuple):
     box: bool = False
 
     def standard(self, y: Tensor) -> Tensor:
-        """Coordinates of y (..., q), in float64; what lies outside of a box is put at its edge."""
-        u = (y.double() - self.center.double()) @ self.inverse.double().mT
+        """Coordinates of y (..., q); what lies outside of a box is put at its edge."""
+        u = (y.double() - self.center) @ self.inverse.mT
         return unbounded(u) if self.box else u.clamp(-FAR, FAR)
 
     def vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """y of coordinates (..., q), and the logarithm of the volume that a unit of coordinates has, (...)."""
-        u, log_volume = x, self.factor.double().diagonal().log().sum()
+        u, log_volume = x, self.factor.diagonal().log().sum()
         if self.box:
             u = EDGE * (x / 2).tanh().clamp(-INSIDE, INSIDE)
             log_volume = log_volume + (math.log(2 * EDGE) + _log_logistic(x)).sum(-1)
-        return self.center.double() + u @ self.factor.double().mT, log_volume.expand(x.shape[:-1])
+        return self.center + u @ self.factor.mT, log_volume.expand(x.shape[:-1])
 
 
 class Place(NamedTuple):
@@ -64,18 +64,18 @@ def unbounded(u: Tensor) -> Tensor:
     return 2 * (u / EDGE).clamp(-INSIDE, INSIDE).atanh()
 
 
-def draw(points: int, numbers: int, *, box: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
+def draw(points: int, numbers: int, *, box: bool) -> tuple[Tensor, Tensor]:
     """Draws in standard coordinates, in float64: half to share (g, q), half to put around each prediction (l, q).
 
     The first half is uniform in a box or normal with deviation 1.5; the rungs of the second are normal with deviations
     1, 1/3, 1/9, 1/27 and 1/81. All come from scrambled Sobol sequences.
     """
     counts = _counts(points)
-    shared = _sobol(counts[0], numbers, seed)
+    shared = _sobol(counts[0], numbers, seed=0)
     shared = EDGE * (2 * shared - 1) if box else WIDE * torch.special.ndtri(shared)
     rungs = [
-        scale * torch.special.ndtri(_sobol(count, numbers, seed + 1 + rung))
-        for rung, (scale, count) in enumerate(zip(LADDER, counts[1:], strict=True))
+        scale * torch.special.ndtri(_sobol(count, numbers, seed))
+        for seed, (scale, count) in enumerate(zip(LADDER, counts[1:], strict=True), start=1)
     ]
     return shared, torch.cat(rungs)
 

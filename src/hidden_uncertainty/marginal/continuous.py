@@ -37,8 +37,6 @@ class _Look(NamedTuple):
     x: Tensor
     points: Tensor  # their numbers y, (..., 1)
     log_density: Tensor  # log p(y) |dy/dx|
-    before: Tensor  # the coordinate before each
-    after: Tensor  # and after each
 
 
 class Continuous(Marginal):
@@ -71,7 +69,7 @@ class Continuous(Marginal):
     _look: _Look  # numbers: the first points, the same for all inputs; beyond where p(y) lies, their steps grow
     _share: Tensor  # numbers: of the way from the first to the last point of an input, (m,)
     _log_step: Tensor  # numbers: the share of that way that each stands for, (m,)
-    _wide_frame: Frame  # vectors: in float64
+    _wide_frame: Frame  # vectors
     _draws: dict[int, Draws]  # vectors: by how many
 
     def __init__(self, *, points: int | None = None, low: float | None = None, high: float | None = None) -> None:
@@ -86,6 +84,7 @@ class Continuous(Marginal):
             raise ValueError(f"low must be below high, but low={low} and high={high}.")
         self.low = None if low is None else float(low)
         self.high = None if high is None else float(high)
+        self._range = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
         self.compared: dict[str, float] = {}  # likelihoods of the holdout, where `choose` chose this one
         for name in (*self.fitted, *STORED):
             self.register_buffer(name, None)
@@ -199,8 +198,9 @@ class Continuous(Marginal):
             # What rounding tells apart is not apart.
             least = torch.sub(top - REACH, top.abs(), alpha=8 * torch.finfo(given.dtype).eps)
             gone = density < least  # nothing, where it is not a number
-            first = look.before.masked_fill(gone, math.inf).amin(1, keepdim=True)
-            last = look.after.masked_fill(gone, -math.inf).amax(1, keepdim=True)
+            beside = torch.cat([look.x[..., :1], look.x, look.x[..., -1:]], dim=-1)
+            first = beside[..., :-2].masked_fill(gone, math.inf).amin(1, keepdim=True)
+            last = beside[..., 2:].masked_fill(gone, -math.inf).amax(1, keepdim=True)
             sure = gone.sum(1, keepdim=True) < gone.shape[1] - 2  # its peak lies between points, not beside one
             if found is None:
                 low, high, found = first, last, sure
@@ -213,24 +213,20 @@ class Continuous(Marginal):
 
     def _look_at(self, x: Tensor) -> _Look:
         y = self._value(x)
-        beside = torch.cat([x[..., :1], x, x[..., -1:]], dim=-1)
-        log_density = self._mean_log_prob(y) + self._log_slope(x)
-        return _Look(x, y[..., None], log_density, beside[..., :-2], beside[..., 2:])
+        return _Look(x, y[..., None], self._mean_log_prob(y) + self._log_slope(x))
 
     def _prepare(self) -> None:
-        """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
         if self._first is None or self._first.is_meta:
             return
         if self.shared is not None:
-            center, factor, inverse, box = self._frame()
-            self._wide_frame = Frame(center.double(), factor.double(), inverse.double(), box)
+            self._wide_frame = self._frame()
             counts = (DRAWS_TO_LOOK, DRAWS_TO_SEARCH, self.size)
             self._draws = {count: chosen(self.shared, self.offset, count, box=self.box) for count in counts}
             return
         low, high = self._core()
         steps = torch.tensor(STEPS if self.tails else STEPS[BEYOND:-BEYOND], dtype=low.dtype, device=low.device)
         x = (low + high) / 2 + (high - low) / 2 * steps
-        self._look = self._look_at(x.clamp(*self._coordinate(self._ends())) if self._ended else x)
+        self._look = self._look_at(x.clamp(*self._coordinate(self._ends())))
         points = self.size
         ends = END if points > 2 * len(END) else (1 / 2,)
         weights = x.new_tensor([*ends, *[1.0] * (points - 2 * len(ends)), *reversed(ends)])
@@ -281,10 +277,11 @@ class Continuous(Marginal):
     def _refuses(self, y: Tensor) -> str | None:
         """Why this distribution cannot hold y, or None."""
         if y.dim() == 1:
-            if self.low is not None and not bool((y > self.low).any()):
-                return f"all {len(y)} predictions are at most {float(y.max()):.6g}, and low={self.low}: lower it."
-            if self.high is not None and not bool((y < self.high).any()):
-                return f"all {len(y)} predictions are at least {float(y.min()):.6g}, and high={self.high}: raise it."
+            low, high = self._range
+            if not bool((y > low).any()):
+                return f"all {len(y)} predictions are at most {float(y.max()):.6g}, and low={low}: lower it."
+            if not bool((y < high).any()):
+                return f"all {len(y)} predictions are at least {float(y.min()):.6g}, and high={high}: raise it."
             return None
         if not self.vectors:
             return f"{type(self).__name__} is for one number, not for vectors of {y.shape[1]}: use Gaussian or Uniform."
@@ -299,16 +296,9 @@ class Continuous(Marginal):
     def _first(self) -> Tensor:
         return getattr(self, self.fitted[0])
 
-    @property
-    def _ended(self) -> bool:
-        return not self.tails or self.low is not None or self.high is not None
-
     def _ends(self) -> Tensor:
         """Between which numbers integrals are taken, (2,) in float64."""
-        return self._first.new_tensor(self._ends_given(), dtype=torch.float64)
-
-    def _ends_given(self) -> tuple[float, float]:
-        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        return self._first.new_tensor(self._range, dtype=torch.float64)
 
     def _lay_out(self, x: Tensor) -> Support:
         """The support of one number at ascending coordinates (m,), or (n, m) in equal steps."""
@@ -322,7 +312,6 @@ class Continuous(Marginal):
         return Support(y[..., None], self._mean_log_prob(y) + log_volume, log_volume)
 
     def _warn(self, y: Tensor) -> None:
-        """Warn where integrals leave out a part of p(y)."""
         if self.low is None and self.high is None:
             return
         low, high = self._ends().tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -96,10 +96,6 @@ class BetaPrime(Continuous):
         # xlogy is zero at α = 1 and y = 0, where (α - 1) log y is not a number.
         log_prob = torch.xlogy(alpha - 1, at) - (alpha + beta) * at.log1p() - log_beta - log_unit
         return log_prob.masked_fill(y < 0, -math.inf)
-
-    @property
-    def _ended(self) -> bool:
-        return True  # at zero
 
     def _core(self) -> Tensor:
         shape = self.shape.double()
@@ -230,28 +226,22 @@ class Histogram(Continuous):
 NAMES: dict[str, type[Continuous]] = {kind.name: kind for kind in (Uniform, Gaussian, BetaPrime, Histogram)}
 
 
-def by_name(name: str, *, points: int | None = None, low: float | None = None, high: float | None = None) -> Continuous:
-    """The marginal of that name, not fitted yet.
-
-    Args:
-        name: `"uniform"`, `"gaussian"`, `"beta-prime"` or `"histogram"`.
-        points, low, high: as for `Continuous`.
+def by_name(name: str) -> Continuous:
+    """The marginal of that name, not fitted yet: `"uniform"`, `"gaussian"`, `"beta-prime"` or `"histogram"`.
 
     Example:
-        >>> by_name("uniform", low=-10, high=10, points=1000)
-        Uniform(low=-10.0, high=10.0, points=1000)
+        >>> by_name("uniform")
+        Uniform()
     """
     if name == "auto":
         raise ValueError("marginal='auto' depends on the predictions: use choose(y).")
     if name not in NAMES:
         known = ", ".join(repr(known) for known in NAMES)
         raise ValueError(f"marginal must be one of {known} or 'auto', not {name!r}.")
-    return NAMES[name](points=points, low=low, high=high)
+    return NAMES[name]()
 
 
-def choose(
-    y: Tensor, *, seed: int = 0, points: int | None = None, low: float | None = None, high: float | None = None
-) -> Continuous:
+def choose(y: Tensor, *, seed: int = 0) -> Continuous:
     """Fit the distribution under which a holdout of a fifth of the values is likeliest.
 
     Only distributions with tails come into question, because inputs that nothing was fitted to have predictions beyond
@@ -262,7 +252,6 @@ def choose(
     Args:
         y: values, (n,) numbers or (n, q) vectors.
         seed: decides the split.
-        points, low, high: as for `Continuous`.
 
     Example:
         >>> marginal = choose(torch.randn(1000, generator=torch.Generator().manual_seed(0)))
@@ -275,13 +264,9 @@ def choose(
     needed = SPLIT * y[0].numel()
     if len(y) < needed:
         raise ValueError(f"choosing needs at least {needed} predictions, not {len(y)}: name a distribution instead.")
-    options: dict[str, Any] = {"points": points, "low": low, "high": high}
-    candidates = [Gaussian(**options), BetaPrime(None, **options), Histogram(**options)]
+    candidates = [Gaussian(), BetaPrime(None), Histogram()]
     values = y.detach().to("cpu", torch.promote_types(y.dtype, torch.float32))
-    reasons = [candidate._refuses(values) for candidate in candidates]
-    possible = [candidate for candidate, reason in zip(candidates, reasons, strict=True) if reason is None]
-    if not possible:
-        raise ValueError(" ".join(dict.fromkeys(reason for reason in reasons if reason is not None)))
+    possible = [candidate for candidate in candidates if candidate._refuses(values) is None]  # Gaussian() always
     if y.dim() == 2:
         return possible[0].fit(y)
     ordered = values.double().sort().values

@@ -52,7 +52,7 @@ class Uniform(Continuous):
         expect(self.bounds is None or self.bounds.diff(dim=0) > 0, "bounds do not ascend")
 
     def _refuses(self, y: Tensor) -> str | None:
-        low, high = self._ends_given()
+        low, high = self._range
         outside = int(((y < low) | (y > high)).reshape(len(y), -1).any(1).sum())
         if outside:
             return (
@@ -170,4 +170,4 @@ class Gaussian(Continuous):
         return self.mean.double() + self.factor[0, 0] * reach
 
     def _frame(self) -> Frame:
-        return Frame(self.mean, self.factor, self.inverse)
+        return Frame(self.mean.double(), self.factor.double(), self.inverse.double())

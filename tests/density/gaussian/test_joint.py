@@ -28,15 +28,9 @@ def own(y: Tensor) -> Tensor:
     return y.reshape(len(y), 1, -1)
 
 
-@pytest.mark.parametrize("covariance", ["full", "tied", "diag"])
-def test_quadrature_over_predictions_gives_the_evidence(covariance: Any) -> None:
-    z, y = draw(300, 6, 1, dtype=torch.float32)
-    density = JointMixture(6, covariance=covariance).fit(z, y)
-    grid = torch.linspace(float(y.min() - 3 * y.std()), float(y.max() + 3 * y.std()), 1501, dtype=torch.float64)
-    weight = density.marginal_log_prob(grid) + math.log(float(grid[1] - grid[0]))
-    assert weight.logsumexp(0).abs() < 1e-4
-    evidence = (density.log_prob(z, grid) + weight).logsumexp(1)
-    torch.testing.assert_close(evidence, density.log_evidence(z), rtol=1e-4, atol=1e-3)
+def best_log_prob(density: JointMixture, z: Tensor, y: Tensor) -> Tensor:
+    """log p(z | y) at the most favourable of 500 predictions."""
+    return density.log_prob(z, torch.linspace(float(y.min()), float(y.max()), 500)).amax(1)
 
 
 @pytest.mark.parametrize("q", [1, 2])
@@ -107,8 +101,6 @@ def test_finite_for_support_however_far(covariance: Any) -> None:
     far = torch.tensor([-1e300, -1e38, -1e9, 0, 1e9, 1e38, 1e300], dtype=torch.float64)
     for x in (z.double(), 1e300 * z.double()):
         assert density.log_prob(x, far).isfinite().all()
-    assert density.marginal_log_prob(far).isfinite().all()
-    assert density.log_evidence(1e300 * z.double()).isfinite().all()
 
 
 def test_far_predictions_expect_activations_on_the_line_through_a_component() -> None:
@@ -133,7 +125,7 @@ def test_a_curve_in_many_dimensions() -> None:
     assert after.isfinite().all()
     assert (before.mean() - after.mean()).abs() < 2
     off = fresh + 0.05 * torch.randn(2000, 100, generator=torch.Generator().manual_seed(0))
-    assert density.log_evidence(off).max() < density.log_evidence(fresh).min()
+    assert best_log_prob(density, off, y).max() < best_log_prob(density, fresh, y).min()
 
 
 def test_dead_and_collinear_units(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,7 +139,7 @@ def test_dead_and_collinear_units(caplog: pytest.LogCaptureFixture) -> None:
     for column in (4, 8):
         odd = wide.clone()
         odd[:, column] += 1
-        assert (density.log_evidence(wide) - density.log_evidence(odd)).min() > 100
+        assert (best_log_prob(density, wide, y) - best_log_prob(density, odd, y)).min() > 100
     # Where nothing is off, the predictions are as probable as without the superfluous units.
     support = torch.linspace(-300, 200, 200)
     likeliest = [d.log_prob(x, support).argmax(1) for d, x in ((density, wide), (plain, z))]
@@ -181,7 +173,8 @@ def test_noise_is_the_width_of_predictions_given_activations() -> None:
     grid = torch.linspace(float(y.min()), float(y.max()), 4001)
     for noise in (0.05, 0.2):
         density = JointMixture(1, noise=noise, shrinkage=None).fit(z, y)
-        posterior = (density.log_prob(z[:100], grid) + density.marginal_log_prob(grid)).softmax(1)
+        prior = torch.distributions.Normal(y.mean(), y.std() * math.sqrt(1 + noise**2)).log_prob(grid)
+        posterior = (density.log_prob(z[:100], grid) + prior).softmax(1)
         mean = posterior @ grid
         width = (posterior @ grid.square() - mean.square()).sqrt() / y.std()
         # ŷ = β·u + blur of its own: of variance noise² (1 + ‖β‖²/(1 + noise²)), and ‖β‖ = 1 as both have unit variance.

@@ -14,7 +14,7 @@ from ...notes import note
 from ...progress import progress_bar
 from ..linalg import power_of_two
 from ._classes import ClassFit, fit_classes
-from ._em import FOLLOW, SLOWEST, EMOptions, Mixtures, factorise, relative_log_prob
+from ._em import FOLLOW, SLOWEST, EMOptions, Mixtures, factorise, relative_log_prob, rounding_of
 from .moments import Moments
 
 START = 1 << 16  # rows that EM starts from, of all classes together
@@ -107,15 +107,15 @@ def _float64(*parts: Tensor) -> Mixtures:
     return Mixtures(*(part[None].double() for part in parts))
 
 
-def _maximise(one: _Running, sums: Moments, options: EMOptions) -> None:
+def _maximise(one: _Running, moments: Moments, options: EMOptions) -> None:
     """The M-step of one class."""
-    central = sums.central()
+    central = moments.central()
     assert central.fourth is not None
     count = central.count[None] + 10 * torch.finfo(torch.float64).eps
     log_weight = (central.count / count.sum()).log().masked_fill(central.count < LOST, -torch.inf)
-    rounding = (32 * torch.finfo(torch.float64).eps * central.mean[None]).square()
     asked = count.new_tensor([one.intensity if one.settled else torch.nan])
-    factor, sound, found = factorise(count, central.scatter[None], central.fourth[None], options, asked, rounding)
+    sums = (count, central.scatter[None], central.fourth[None])
+    factor, sound, found = factorise(*sums, options, asked, rounding_of(central.mean[None]))
     if not bool(sound.all()):
         raise ValueError(
             "a covariance is singular to working precision: raise ridge, set shrinkage='ledoit-wolf', or reduce the "
@@ -126,18 +126,13 @@ def _maximise(one: _Running, sums: Moments, options: EMOptions) -> None:
 
 def _start(rows: Chunks, fewest: int) -> tuple[Tensor, Tensor, dict[int, int]]:
     """Rows of each class that are chosen by content, or all where they are few; and how many rows each class has."""
-    parts = [(keys_of(z), y) for z, y in rows]
-    keys, y = torch.cat([key for key, _ in parts]), torch.cat([part for _, part in parts])
+    keys, y = map(torch.cat, zip(*((keys_of(z), y) for z, y in rows), strict=True))
     classes, counts = y.unique(return_counts=True)
     most = max(fewest, START // len(classes))
-    last = {int(c): keys[y == c].sort().values[:most][-1] for c in classes}
     limit = keys.new_zeros(int(classes.max()) + 1)
-    for c, key in last.items():
-        limit[c] = key
-    chosen = []
-    for z, own in rows:
-        low = keys_of(z) <= limit[own]
-        chosen.append((z[low], own[low]))
-    note(f"EM starts from {sum(len(own) for _, own in chosen):,} of {len(y):,} rows.")
-    sizes = dict(zip(classes.tolist(), counts.tolist(), strict=True))
-    return torch.cat([z for z, _ in chosen]), torch.cat([own for _, own in chosen]), sizes
+    for c in classes:
+        limit[c] = keys[y == c].sort().values[:most][-1]
+    chosen = ((z, own, keys_of(z) <= limit[own]) for z, own in rows)
+    z, own = map(torch.cat, zip(*((z[low], own[low]) for z, own, low in chosen), strict=True))
+    note(f"EM starts from {len(own):,} of {len(y):,} rows.")
+    return z, own, dict(zip(classes.tolist(), counts.tolist(), strict=True))

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...progress import progress_bar
 from ..base import check_reach
-from ..linalg import find_target, mean_square, own_order, power_of_two, precision_factor
-from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, has_digits
+from ..linalg import find_target, mean_square, own_order, power_of_two
+from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, rounding_of, sound_factor
 from .moments import Central, Moments
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
@@ -70,11 +71,7 @@ def fit_classes(z: Tensor, y: Tensor, options: EMOptions, variance: float | None
             out.store(small, _one_each(own, pooled.covariance(options.shrinkage), weight, options, z.dtype))
             bar.advance(len(small))
     _check_sound(out.sound, classes, ridge)
-    fallbacks = [
-        f"class {classes[c]} came {size} times, {_fallback(size, granted[c], components, min_samples)}"
-        for c, size in enumerate(sizes)
-        if granted[c] < components or size < min_samples
-    ]
+    fallbacks = _fallbacks(classes, sizes, granted, options)
     log_weight, mean, factor = out.mixtures
     mixtures = Mixtures(log_weight, unit * mean.double() + middle[:, None].double(), factor.div_(unit))
     center = (counts[:, None] * middle.double()).sum(0) / len(z)
@@ -102,10 +99,8 @@ def fit_gaussians(moments: Moments, classes: Tensor, options: EMOptions, unit: f
     small = count < min_samples
     if options.covariance == "pooled":
         covariance = central.covariance(options.shrinkage)
-        covariance.diagonal().add_(options.ridge)
-        found, good = precision_factor(covariance)
-        sound &= good & has_digits(covariance, found, _rounding(mean).amax(0))
-        factor[0] = found
+        factor[0], good = sound_factor(covariance, options.ridge, rounding_of(mean).amax(0))
+        sound &= good
     else:
         weight = (small if not pooling else torch.ones_like(small)) * (pooling or 1.0) * dim
         pooled = central.covariance(options.shrinkage) if bool((weight > 0).any()) else None
@@ -116,10 +111,7 @@ def fit_gaussians(moments: Moments, classes: Tensor, options: EMOptions, unit: f
                 bar.advance(len(some))
     _check_sound(sound, classes, ridge)
     shared = bool(pooling) or options.covariance == "pooled"
-    fallbacks = [
-        f"class {classes[c]} came {int(count[c])} times, {_fallback(int(count[c]), 1, 1, min_samples)}"
-        for c in ([] if shared else small.nonzero()[:, 0].tolist())
-    ]
+    fallbacks = [] if shared else _fallbacks(classes, count.long().tolist(), [1] * len(count), options)
     mixtures = Mixtures(factor.new_zeros(len(count), 1), unit * mean[:, None], factor.div_(unit))
     center = (unit * central.middle).to(moments.dtype)
     return ClassFit(classes, center, mixtures, torch.ones_like(sound), fallbacks)
@@ -133,12 +125,16 @@ def _check_sound(sound: Tensor, classes: Tensor, ridge: float) -> None:
         )
 
 
-def _fallback(size: int, granted: int, components: int, min_samples: int) -> str:
-    """What became of a class with too few rows."""
-    if components == 1:
-        return f"fewer than min_samples={min_samples}: shrunk towards the pooled covariance"
-    shrunk = ", shrunk towards the pooled covariance" if size < min_samples else ""
-    return f"too few for {components} components of {min_samples} samples each: fitted {granted}{shrunk}"
+def _fallbacks(classes: Tensor, sizes: list[int], granted: list[int], options: EMOptions) -> list[str]:
+    """What became of classes with too few rows."""
+    components, least, found = options.components, options.min_samples, []
+    for c, size, made in zip(classes.tolist(), sizes, granted, strict=True):
+        if made < components or size < least:
+            shrunk = ", shrunk towards the pooled covariance" if size < least else ""
+            few = f"too few for {components} components of {least} samples each: fitted {made}{shrunk}"
+            alone = f"fewer than min_samples={least}: shrunk towards the pooled covariance"
+            found.append(f"class {c} came {size} times, {alone if components == 1 else few}")
+    return found
 
 
 def _variance(z: Tensor, rows: list[Tensor]) -> float:
@@ -186,9 +182,8 @@ def _pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Stack classes of different size: rows (B, n, d), and 1 where there is one (B, n)."""
     if len(rows) == 1:  # without a copy
         return rows[0][None], rows[0].new_ones(1, len(rows[0]))
-    x = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    size = torch.tensor([len(r) for r in rows], device=x.device)
-    return x, (torch.arange(x.shape[1], device=x.device) < size[:, None]).to(x.dtype)
+    present = [r.new_ones(len(r)) for r in rows]
+    return pad_sequence(rows, batch_first=True), pad_sequence(present, batch_first=True)
 
 
 def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOptions, dtype: torch.dtype) -> Fit:
@@ -204,23 +199,16 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     if pooled is not None:
         with_all = (scatter + weight[:, None, None] * pooled) / (count + weight)[:, None, None]
         cov = torch.where(weight[:, None, None] > 0, with_all, cov)
-    cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
     if options.covariance in ("full", "tied"):
-        factor, good = precision_factor(cov)
-        good = good & has_digits(cov, factor, _rounding(mean))
+        factor, good = sound_factor(cov, options.ridge, rounding_of(mean))
     else:
-        variance = cov.diagonal(dim1=-2, dim2=-1)  # (B, d)
+        variance = cov.diagonal(dim1=-2, dim2=-1) + options.ridge  # (B, d)
         variance = variance if options.covariance == "diag" else variance.mean(-1, keepdim=True)
         factor, good = variance.rsqrt(), (variance > 0).all(1)
     factor = factor.reshape(factor_shape(len(mean), 1, mean.shape[1], options.covariance)).to(dtype)
     mixtures = Mixtures(factor.new_zeros(len(mean), 1), mean[:, None].to(dtype), factor)
     unused = torch.zeros_like(count)
     return Fit(mixtures, unused, unused.long(), torch.ones_like(good), good)
-
-
-def _rounding(mean: Tensor) -> Tensor:
-    """What the variance of a constant may come out as."""
-    return (32 * torch.finfo(mean.dtype).eps * mean).square()
 
 
 class _Buffers:
@@ -249,13 +237,9 @@ class _Buffers:
 def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) -> Tensor:
     """Assign rows x (B, n, d), where present (B, n), to one of k clusters, the start of a mixture: (B, n, k), one-hot.
 
-    Clusters are split in two, one after the other, and Lloyd's iterations follow, for a stack of classes, until centres
-    move less than a share `tol` of the mean variance. Nothing looks at the number of a row: the same rows in another
-    order start alike, up to rounding. A cluster is split at its mean, across the direction in which it is long, and a
-    few steps of 2-means follow. That direction comes from the row that lies farthest from the mean, by a step of power
-    iteration. Of all clusters the one goes first whose split lowers the inertia most.
-
-    Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows.
+    Clusters are split in two, one after the other, and Lloyd's iterations follow until centres move less than a share
+    `tol` of the mean variance. Nothing looks at the number of a row: the same rows in another order start alike, up to
+    rounding. Distances and memberships lie in memory as (k, n): a minimum over few centres then runs over long rows.
     """
     if components == 1:
         return present[..., None]
@@ -281,7 +265,11 @@ def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) ->
 
 
 def _split(x: Tensor, present: Tensor, components: int) -> Tensor:
-    """Centres of clusters that are split off one by one: (B, k, d)."""
+    """Centres of clusters that are split off one by one, first those whose split lowers the inertia most: (B, k, d).
+
+    A cluster is split at its mean, across the direction in which it is long, and a few steps of 2-means follow. That
+    direction comes from the row that lies farthest from the mean, by a step of power iteration.
+    """
     stack = torch.arange(len(x), device=x.device)[:, None]
     norm = x.square().sum(-1)
     member = x.new_zeros(len(x), components, x.shape[1])  # (B, k, n)

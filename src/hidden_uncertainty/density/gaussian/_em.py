@@ -133,6 +133,11 @@ def relative_log_prob(x: Tensor, mixtures: Mixtures, covariance: Covariance) -> 
     return (scale - common[:, None]).to(x.dtype)[:, None] - 0.5 * squares, common
 
 
+def rounding_of(mean: Tensor) -> Tensor:
+    """What the variance of a constant may come out as."""
+    return (32 * torch.finfo(mean.dtype).eps * mean).square()
+
+
 def maximise(
     x: Tensor, responsibility: Tensor, options: EMOptions, keep: Tensor | None = None
 ) -> tuple[Mixtures, Tensor, Tensor]:
@@ -147,10 +152,11 @@ def maximise(
     mean = torch.bmm(responsibility.mT, x) / count[..., None]
     # A component that lost all its rows would come back as a spike at the origin, which is the middle of its class.
     log_weight = (count / count.sum(-1, keepdim=True)).log().masked_fill(count < 2 * least, -torch.inf)
-    rounding = (32 * torch.finfo(x.dtype).eps * mean).square()  # what the variance of a constant may come out as
+    rounding = rounding_of(mean)
     if options.covariance in ("diag", "spherical"):
-        variance = torch.stack([_variance(x, responsibility[..., k], mean[:, k]) for k in range(mean.shape[1])], dim=1)
-        variance = variance / count[..., None] + options.ridge
+        away = ((x - mean[:, k, None]).square() for k in range(mean.shape[1]))
+        squares = [responsibility[:, None, :, k] @ square for k, square in enumerate(away)]  # (B, 1, d)
+        variance = torch.cat(squares, dim=1) / count[..., None] + options.ridge
         if options.covariance == "spherical":
             variance, rounding = variance.mean(-1), rounding.mean(-1)
         sound = ((variance > rounding) & variance.isfinite()).flatten(1).all(1)
@@ -176,14 +182,8 @@ def factorise(
         asked, scale = find_target(cov, count.double(), fourth, options.shrinkage)
         intensity = torch.where(intensity.isnan(), asked, intensity)
         cov = Target(intensity, scale).shrink(cov)
-    cov.diagonal(dim1=-2, dim2=-1).add_(options.ridge)
-    factor, good = precision_factor(cov)
-    sound = (good & has_digits(cov, factor, rounding)).all(1)
-    return factor[:, 0] if options.covariance == "tied" else factor, sound, intensity
-
-
-def _variance(x: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
-    return torch.bmm(weight[:, None], (x - mean[:, None]).square())[:, 0]  # (B, d)
+    factor, sound = sound_factor(cov, options.ridge, rounding)
+    return factor[:, 0] if options.covariance == "tied" else factor, sound.all(1), intensity
 
 
 def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bool) -> tuple[Tensor, Tensor]:
@@ -202,18 +202,20 @@ def _scatter(x: Tensor, responsibility: Tensor, mean: Tensor, *, with_fourth: bo
     return scatter, fourth
 
 
-def has_digits(cov: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
-    """Whether the variance that each feature adds to those before it, and to all others, is clear of rounding.
+def sound_factor(cov: Tensor, ridge: float, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of covariances (..., d, d), to which the ridge is added in place, and which of them are sound.
 
-    The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone. Rounding is
-    that of the covariance's diagonal, in the precision in which it was computed.
+    Those are sound where the variance that each feature adds to those before it, and to all others, is clear of
+    rounding. The latter is 1 / (Σ⁻¹)_jj. There is nothing finer than float64, so that it is asked of float32 alone.
+    Rounding is that of the covariance's diagonal, in the precision in which it was computed.
     """
-    variance = cov.diagonal(dim1=-2, dim2=-1)
+    variance = cov.diagonal(dim1=-2, dim2=-1).add_(ridge)
+    factor, good = precision_factor(cov)
     pivot = factor.diagonal(dim1=-2, dim2=-1).pow(-2)
-    enough = (pivot > 32 * torch.finfo(rounding.dtype).eps * variance + rounding).all(-1)
+    good = good & (pivot > 32 * torch.finfo(rounding.dtype).eps * variance + rounding).all(-1)
     if rounding.dtype == torch.float64:
-        return enough
-    return enough & (factor.square().sum(-1) * variance < INFLATION).all(-1)
+        return factor, good
+    return factor, good & (factor.square().sum(-1) * variance < INFLATION).all(-1)
 
 
 def fit_mixtures(x: Tensor, present: Tensor, responsibility: Tensor, options: EMOptions) -> Fit:

@@ -1,18 +1,15 @@
 """Mahalanobis distances to many Gaussians at once: what fitting and scoring spend most of their time in.
 
-A distance is ‖x W - b‖² with W upper triangular and b = μ W. One Gaussian after the other, each is a narrow product,
-and half of it multiplies zeros. Here the columns of W go in blocks, and a block of all Gaussians is one matrix,
-side by side, of only those rows that are not zero:
+A distance is ‖x W - b‖² with W upper triangular and b = μ W. The columns of W go in blocks, and a block of all
+Gaussians is one matrix, side by side, of only those rows that are not zero:
 
     block 1   rows 1 … h₁      [ W₁ | W₂ | … | W_K ], columns 1 … h₁ of each
     block 2   rows 1 … h₂      [ W₁ | W₂ | … | W_K ], columns h₁ … h₂ of each
     …
 
-A block is then one wide product, the half that is zero is neither stored nor multiplied, and a single x reads all
-factors from memory once, in order. All blocks have one width (the first is filled up with zeros), so that their squares
-add up before they are summed. Measured in bench/.
-
-Gaussians that share a factor share the product x W too: the first one's bias is packed with it, and from there it is a
+A block is one wide product, the half of W that is zero is neither stored nor multiplied, and a single x reads all
+factors once, in order. All blocks have one width (the first is filled up with zeros), so that squares add up before
+they are summed. Gaussians that share a factor share x W: the first one's bias is packed with it, and from there it is a
 shift to each of the others.
 
 **Between places.** Interpolation is linear, and the square of a linear function is known from its ends and from how far
@@ -21,13 +18,10 @@ these are apart:
     |(1 - t) p + t q|² = (1 - t) |p|² + t |q|² - t (1 - t) |p - q|²
 
 Along columns, then along rows, that is the square at every pixel between four places of a lattice. Differences of
-whitened vectors w = x W have no bias and are thus the same for all Gaussians that share a factor, so that each place
-needs
+whitened vectors w = x W are the same for all Gaussians that share a factor, so that each place needs
 
     at      |w - b|²                         right    |w - w of the place to the right|²
     down    |w - w of the place below|²      across   |right difference - that of the row below|²
-
-which is one product per place, whereas scoring interpolated vectors takes one per pixel.
 
 The square at a pixel is a difference of the squares around it, so that its error is relative to the largest of these.
 Squares of float32 are therefore summed up, and interpolated, in float64. Where neighbouring places are 10 deviations

@@ -9,14 +9,13 @@ from typing import Literal, NamedTuple, Self, get_args
 import torch
 from torch import Tensor
 
-from ...arrays import pieces
 from ...io import expect
 from ...notes import warn
 from ...precision import precise
 from ...stored import Stored
 from ..base import Density, as_vectors, check_counts, check_covariance, check_dtype, check_numbers
 from ..directions import Directions, draw_holdout
-from ..linalg import Shrinkage, check_factor, log_det, own_order, precision_factor
+from ..linalg import Shrinkage, check_factor, log_det, own_order
 from ._classes import ClassFit, fit_classes
 from ._em import EMOptions, Mixtures, component_log_prob, distances, whiten_means
 from ._packed import pack, packed_squares
@@ -58,6 +57,8 @@ class JointMixture(Density):
         >>> density.log_prob(z, support=torch.linspace(-2, 4, 50)).shape        # one column per support point
         torch.Size([600, 50])
     """
+
+    shown = ("components", "covariance", "noise")
 
     y_center: Tensor  # (q,)
     y_deviation: Tensor  # (q,)
@@ -117,11 +118,11 @@ class JointMixture(Density):
         return "ledoit-wolf" if likelihood("ledoit-wolf") > likelihood(None) else None
 
     def _fit_mixture(self, x: Tensor, shrinkage: Shrinkage | None) -> ClassFit:
-        options = EMOptions(self.covariance, shrinkage, self.noise**2, self.tol, self.max_iter, self.components)
-        options = options._replace(min_samples=self.min_samples)
+        names = ("covariance", "tol", "max_iter", "components", "min_samples")
+        options = EMOptions(shrinkage=shrinkage, ridge=self.noise**2, **{name: getattr(self, name) for name in names})
         try:
-            variance = 1.0  # of standardised predictions and coordinates
-            return fit_classes(x, torch.zeros(len(x), dtype=torch.long, device=x.device), options, variance)
+            one = torch.zeros(len(x), dtype=torch.long, device=x.device)
+            return fit_classes(x, one, options, variance=1.0)  # of standardised predictions and coordinates
         except ValueError as error:
             raise ValueError(
                 "the covariance of predictions and activations is singular to working precision even with "
@@ -139,14 +140,10 @@ class JointMixture(Density):
     @precise
     def given(self, z: Tensor) -> Callable[..., Tensor]:
         """`log_prob` of these z as a function of the support and of rows: what depends on z alone is done once."""
-        self._check_fitted()
-        self._check_width(z)
-        parts = []
-        for (few,) in pieces(max(1, CHUNK * (ON_GPU if z.is_cuda else 1) // self.directions.dim), z):
-            u, rest = self.directions(few)
-            parts.append((rest, *self.conditional.coordinates(u)))  # (n,), (k, n), (s, k, n)
+        self._check(z, self.directions.dim)
+        u, off = self.directions(z)
+        whole = (off, *self.conditional.coordinates(u))  # (n,), (k, n), (s, k, n)
         numbers, along_bias = len(self.y_center), self.conditional.along_bias
-        whole = parts[0] if len(parts) == 1 else [torch.cat(part, dim=-1) for part in zip(*parts, strict=True)]
         most = CHUNK * ON_GPU if z.is_cuda else min(CHUNK, IN_CACHE)
         pairs = max(1, most // (len(along_bias) * (numbers + along_bias.shape[1])))
 
@@ -166,36 +163,9 @@ class JointMixture(Density):
 
         return log_prob
 
-    @precise
-    def log_evidence(self, z: Tensor) -> Tensor:
-        r"""log p(z) for z (n, d) under the mixture itself, :math:`\sum_k w_k\, \mathcal N_k(z)`: (n,)."""
-        self._check_fitted()
-        self._check_width(z)
-        u, rest = self.directions(z)
-        return rest + self.conditional.log_evidence(*self.conditional.coordinates(u))
-
-    @precise
-    def marginal_log_prob(self, y: Tensor) -> Tensor:
-        r"""log p(y) for y (n,) or (n, q) under the mixture itself, :math:`\sum_k w_k\, \mathcal N_k(y)`: (n,)."""
-        self._check_fitted()
-        prior = self.conditional.log_prior(self._standardise(as_vectors(y, len(self.y_center), len(y))))
-        return (prior.logsumexp(0) - self.y_deviation.double().log().sum()).to(self.y_center.dtype)
-
     def _given(self, y: Tensor) -> Given:
-        """What points decide alone."""
-        return self.conditional.given(self._standardise(y))
-
-    def _standardise(self, y: Tensor) -> Tensor:
-        """y (..., q) in deviations, in float64."""
-        return ((y.double() - self.y_center.double()) / self.y_deviation.double()).clamp(-FAR, FAR)
-
-    def _check_fitted(self) -> None:
-        if self.y_center is None:
-            raise RuntimeError("this JointMixture is not fitted: call fit(z, y) first.")
-
-    def _check_width(self, z: Tensor) -> None:
-        if z.dim() != 2 or z.shape[1] != self.directions.dim:
-            raise ValueError(f"expected z of shape (n, {self.directions.dim}), as fitted, not {tuple(z.shape)}.")
+        deviations = (y.double() - self.y_center.double()) / self.y_deviation.double()
+        return self.conditional.given(deviations.clamp(-FAR, FAR))
 
     def _warn(self, n: int, fit: ClassFit) -> None:
         made = len(self.conditional.y_scale)
@@ -213,10 +183,6 @@ class JointMixture(Density):
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""
         expect(self.y_deviation is None or self.y_deviation > 0, "a deviation of ŷ is not positive")
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the density."""
-        return f"components={self.components}, covariance={self.covariance!r}, noise={self.noise}"
 
 
 class Given(NamedTuple):
@@ -245,7 +211,7 @@ class Conditional(Stored):
     along: Tensor  # Z Q, (k, r, s)
     along_bias: Tensor  # μ_u Z Q, (k, s)
     slope: Tensor  # R, (k, s, q)
-    along_factor: Tensor  # of the precision of a Q when y is not given, (k, s, s)
+    along_factor: Tensor | None  # in files of versions before 0.2.0, which nothing reads any more
 
     def __init__(self, covariance: JointCovariance) -> None:
         super().__init__()
@@ -263,15 +229,13 @@ class Conditional(Stored):
         if self.covariance == "diag":
             y_part, across = factor[made].split([q, r], dim=1)
             y_factor, determinant = torch.diag_embed(y_part), across.log().sum(1)
-            along, slope, along_factor = mean.new_zeros(k, r, 0), mean.new_zeros(k, 0, q), mean.new_zeros(k, 0, 0)
+            along, slope = mean.new_zeros(k, r, 0), mean.new_zeros(k, 0, q)
         else:
             parts = [_part(w, q) for w in (factor[None] if self.covariance == "tied" else factor[made])]
-            y_factor, determinant, across, along, slope, along_factor = map(torch.stack, zip(*parts, strict=True))
+            y_factor, determinant, across, along, slope = map(torch.stack, zip(*parts, strict=True))
             if self.covariance == "tied":  # one for all components
                 across = across[0]
-                y_factor, along, slope, along_factor = (
-                    part.expand(k, -1, -1) for part in (y_factor, along, slope, along_factor)
-                )
+                y_factor, along, slope = (part.expand(k, -1, -1) for part in (y_factor, along, slope))
         y_mean, u_mean = mean.split([q, r], dim=1)
         found = {
             "y_scale": log_weight + log_det(y_factor) - 0.5 * q * math.log(2 * math.pi),
@@ -283,7 +247,6 @@ class Conditional(Stored):
             "along": along,
             "along_bias": (u_mean[:, None] @ along)[:, 0],
             "slope": slope,
-            "along_factor": along_factor,
         }
         for name, value in found.items():
             setattr(self, name, value.to(dtype).contiguous())
@@ -317,20 +280,7 @@ class Conditional(Stored):
             squares = squares + (own[..., None] + move).square()  # (k, n, m)
         return _mix(given.prior + self.u_scale[:, None, None], squares) - _log_sum(given.prior)
 
-    def log_evidence(self, across: Tensor, along: Tensor) -> Tensor:
-        """log p(u), y integrated out, from the coordinates of u: (n,)."""
-        white = torch.einsum("skn,kst->tkn", along, self.along_factor)
-        log_weight = self.y_scale - log_det(self.y_factor) + 0.5 * self.y_mean.shape[1] * math.log(2 * math.pi)
-        scale = log_weight + self.u_scale + log_det(self.along_factor)
-        return _mix(scale[:, None], across + white.square().sum(0))
-
-    def log_prior(self, y: Tensor) -> Tensor:
-        """log w_k + log N_k(y) for y (n, q) in float64: (k, n)."""
-        white = torch.einsum("knq,kqp->knp", y - self.y_mean.double()[:, None], self.y_factor.double())
-        return self.y_scale.double()[:, None] - 0.5 * white.square().sum(-1)
-
     def _prepare(self) -> None:
-        """Make what scoring reads of the buffers: it is not saved, and made again whenever they change."""
         self._packed: Tensor | None = None
         if self.slope is None or self.slope.is_meta:
             return
@@ -348,7 +298,6 @@ class Conditional(Stored):
         if self.slope is None:
             return
         check_factor(self.y_factor)
-        check_factor(self.along_factor)
         triangular = self.across > 0 if self.covariance == "diag" else self.across.tril(-1) == 0
         expect(triangular, "the factor of a covariance is not triangular")
         log_weight = self.y_scale - log_det(self.y_factor) + 0.5 * self.y_mean.shape[1] * math.log(2 * math.pi)
@@ -356,15 +305,13 @@ class Conditional(Stored):
 
 
 def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
-    """A, log |Z|, U, Z Q, R and the factor for a Q, of one component's W (q + r, q + r)."""
+    """A, log |Z|, U, Z Q and R of one component's W (q + r, q + r)."""
     a, v, z = w[:q, :q], w[:q, q:], w[q:, q:]
     basis, slope = torch.linalg.qr(v.mT)  # (r, s), (s, q) with s = min(q, r)
     along = z @ basis
     # `distances` wants an upper triangular factor: Z (I - Q Qᵀ) = U times a rotation, which changes no distance.
     upper = torch.linalg.qr((z - along @ basis.mT).flip(0).mT, mode="r")[1].mT.flip(0, 1)
-    spread = torch.linalg.solve_triangular(a.mT, slope, upper=False, left=False)  # of (y - μ_y) Rᵀ, as a root
-    eye = torch.eye(len(slope), dtype=w.dtype, device=w.device)
-    return a, log_det(z), upper, along, slope, precision_factor(eye + spread @ spread.mT)[0]
+    return a, log_det(z), upper, along, slope
 
 
 def _mix(scale: Tensor, squares: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -25,7 +24,9 @@ from .moments import Moments, Sums
 CHUNK = 1 << 26  # elements of factors held in float64 at a time
 FEW = 4  # rows up to which one product of whole factors takes less time than several of packed ones
 WHOLE = 1 << 20  # elements of these factors at most: larger ones take longer to read than the packed half
+SUMS: dict[Covariance, Sums] = {"full": "each", "pooled": "pooled"}  # what one Gaussian per class is fitted to
 BUFFERS = ("classes", "center", "log_weight", "mean", "factor", "log_scale", "bias")
+UNSAVED = ("packed", "shift", "spread", "wide")
 
 
 class GaussianMixture(Density):
@@ -66,6 +67,7 @@ class GaussianMixture(Density):
         torch.Size([600, 3])
     """
 
+    shown = ("components", "covariance", "shrinkage")
     infinite = ("log_weight", "log_scale")  # where a class has fewer components
 
     classes: Tensor  # (C,)
@@ -105,33 +107,24 @@ class GaussianMixture(Density):
         self.components, self.covariance, self.shrinkage = components, covariance, shrinkage
         self.ridge, self.tol, self.max_iter = ridge, tol, max_iter
         self.min_samples, self.pooling, self.dtype = min_samples, pooling, dtype
-        for name in BUFFERS:
-            self.register_buffer(name, None)
-        for name in ("packed", "shift", "spread", "wide"):
-            self.register_buffer(name, None, persistent=False)
+        for name in (*BUFFERS, *UNSAVED):
+            self.register_buffer(name, None, persistent=name in BUFFERS)
         self._steep = False  # whether products of far rows overflow, as factors of tiny activations are large
 
     @property
     def sums(self) -> Sums | None:
         """What `fit_moments` takes: for one Gaussian per class, full or pooled; but see `Moments` for Ledoit-Wolf."""
         whole = self.covariance == "pooled" and self.shrinkage == "ledoit-wolf"
-        return None if whole else self._sums
-
-    @property
-    def _sums(self) -> Sums | None:
-        """What it is fitted from where all rows are there."""
-        if self.components > 1 or self.covariance not in ("full", "pooled"):
-            return None
-        return "each" if self.covariance == "full" else "pooled"
+        return SUMS.get(self.covariance) if self.components == 1 and not whole else None
 
     @precise
     def _fit(self, z: Tensor, y: Tensor) -> Self:
         z, y = check_classes(z, y, self.dtype)
-        if self._sums is not None:
+        if self.components == 1 and self.covariance in SUMS:
             classes, y = y.unique(return_inverse=True)
             # Fourth powers of what float32 holds are no trouble to float64.
             unit = power_of_two(mean_square([z]) ** 0.5 or 1.0) if z.dtype == torch.float64 else 1.0
-            return self._fit_sums(Moments.of(z, y, len(classes), self._sums, unit), classes, unit)
+            return self._fit_sums(Moments.of(z, y, len(classes), SUMS[self.covariance], unit), classes, unit)
         return self._keep(fit_classes(z, y, self._options()))
 
     @precise
@@ -174,7 +167,7 @@ class GaussianMixture(Density):
     def log_prob(self, z: Tensor, support: Tensor) -> Tensor:
         """log p(z | y) for z (n, d) and the classes in support (m,): (n, m). Finite for finite z, however far away."""
         z, support = self._tensors(z, support)
-        self._check(z, "n")
+        self._check(z, self._dim)
         x = saturate(z, self.mean.dtype) - self.center
         if self._steep:
             x = self._pull_back(x, 1.0)
@@ -194,11 +187,15 @@ class GaussianMixture(Density):
         Up to rounding (see `_packed`), what `log_prob` gives for bilinearly interpolated vectors. Places whose squares
         would nearly overflow are pulled back along their rays, so that scores are finite there too.
         """
-        self._check(lattice.places, "n, h, w")
+        self._check(lattice.places, self._dim, "n, h, w")
         rows = self._rows(support)
         packed, shift = self._packed(rows)
         scale = (self.log_scale if rows is None else self.log_scale[rows]).mT  # (k, m)
-        squares = partial(self._place_squares, packed, shift)
+
+        @precise
+        def squares(z: Tensor) -> Squares:
+            return place_squares(self._pull_back(saturate(z, packed.dtype) - self.center, 0.5), packed, shift)
+
         for found in between(lattice, squares, scale.numel()):
             log_probs = torch.sub(scale, found.to(scale.dtype), alpha=0.5)  # (pixels, k, m)
             best = log_probs.amax(1)
@@ -207,22 +204,15 @@ class GaussianMixture(Density):
                 best += (log_probs - best[:, None]).clamp_(min=-80).exp_().sum(1).log_()
             yield best
 
-    @precise
-    def _place_squares(self, packed: Tensor, shift: Tensor | None, z: Tensor) -> Squares:
-        return place_squares(self._pull_back(saturate(z, packed.dtype) - self.center, 0.5), packed, shift)
-
     def _pull_back(self, x: Tensor, power: float) -> Tensor:
         """Pull rows back along their rays where x W would go beyond this power of the largest number."""
         assert self.spread is not None
         farthest = torch.finfo(x.dtype).max ** power / 16 / x.shape[-1] ** 0.5 / self.spread
         return x * (farthest / x.abs().amax(-1, keepdim=True)).clamp(max=1)
 
-    def _check(self, z: Tensor, shape: str) -> None:
-        if self.mean is None:
-            raise RuntimeError("this GaussianMixture is not fitted: call fit(z, y) first.")
-        dim = self.mean.shape[-1]
-        if z.dim() != 2 + shape.count(",") or z.shape[-1] != dim:
-            raise ValueError(f"expected z of shape ({shape}, {dim}), as fitted, not {tuple(z.shape)}.")
+    @property
+    def _dim(self) -> int | None:
+        return None if self.mean is None else self.mean.shape[-1]
 
     def _packed(self, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Packed factors of some classes, (rows, m, k or 1, width), and the shifts, where Gaussians share factors."""
@@ -310,22 +300,16 @@ class GaussianMixture(Density):
         """Raise a ValueError where the tensors cannot be those of a fit."""
         if self.mean is None:
             return
-        used, full = self.log_weight > -torch.inf, self.covariance in ("full", "tied", "pooled")
+        used, full = self.log_weight > -torch.inf, self.covariance not in ("diag", "spherical")
         expect(self.classes.diff() > 0, "classes do not ascend")
         expect(self.log_weight.logsumexp(1).abs() < 1e-3, "the weights of a class's components do not sum to one")
-        factors = [
-            f if self.covariance in ("tied", "pooled") else f[u] for f, u in zip(self.factor, used, strict=False)
-        ]
-        for factor in factors:
-            check_factor(factor) if full else expect(factor > 0, "a deviation is not positive")
+        for factor, made in zip(self.factor, used, strict=False):
+            own = factor if self.covariance in ("tied", "pooled") else factor[made]
+            check_factor(own) if full else expect(own > 0, "a deviation is not positive")
         scale = log_scale(Mixtures(self.log_weight, self.mean, self.factor), self.covariance)[used]
         expect((self.log_scale[used] - scale).abs() <= 1e-3 * (1 + scale.abs()), "log_scale is not that of its factor")
-        center, factor = self.center.double(), self.factor
-        bias = self._bias(self.mean.double() - center, factor)[used]
+        mean, center, eps = self.mean.double(), self.center.double(), torch.finfo(self.factor.dtype).eps
+        bias = self._bias(mean - center, self.factor)[used]
         # Means far from zero are rounded before they are multiplied.
-        reach = self._bias(self.mean.double().abs() + center.abs(), factor.abs())[used] * torch.finfo(factor.dtype).eps
+        reach = self._bias(mean.abs() + center.abs(), self.factor.abs())[used] * eps
         expect((self.bias[used] - bias).abs() <= 1e-3 * (1 + bias.abs()) + 4 * reach, "bias is not that of its mean")
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the density."""
-        return f"components={self.components}, covariance={self.covariance!r}, shrinkage={self.shrinkage!r}"

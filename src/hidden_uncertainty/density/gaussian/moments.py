@@ -26,7 +26,6 @@ class Central:
     fourth: Tensor | None  # Σ ‖x - μ‖⁴, (C,)
 
     def __getitem__(self, which: Tensor) -> Central:
-        """Those of some classes."""
         scatter = self.scatter[which] if len(self.scatter) == len(self.count) else self.scatter
         fourth = None if self.fourth is None else self.fourth[which]
         return Central(self.count[which], self.mean[which], scatter, fourth)
@@ -105,14 +104,11 @@ class Moments:
     @classmethod
     def empty(cls, classes: int, dim: int, sums: Sums, device: torch.device | str | None = "cpu") -> Moments:
         """Moments of no rows."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        each = sums == "each"
-        scatter = zeros(classes if each else 1, dim, dim)
-        cubes, fourth = (zeros(classes, dim), zeros(classes)) if each else (None, None)
-        return cls(zeros(classes), zeros(classes, dim), zeros(classes, dim), scatter, cubes, fourth)
+        each, count = sums == "each", torch.zeros(classes, dtype=torch.float64, device=device)
+        shift, total = count.new_zeros(2, classes, dim).unbind()
+        scatter = count.new_zeros(classes if each else 1, dim, dim)
+        cubes, fourth = (total.clone(), count.clone()) if each else (None, None)
+        return cls(count, shift, total, scatter, cubes, fourth)
 
     @classmethod
     def of(cls, z: Tensor, y: Tensor, classes: int, sums: Sums, unit: float = 1.0) -> Moments:
@@ -199,9 +195,10 @@ class Moments:
         shift = torch.where(mine.count[:, None] > 0, mine.shift, theirs.shift.to(mine.shift))
         mine.about(shift)
         theirs.about(shift)
-        for name in ("count", "total", "scatter", "cubes", "fourth"):
-            mine._set(name, theirs, lambda one, two: one.add_(two.to(one)))
-        mine.fourth = mine.fourth if mine.cubes is not None else None
+        if mine.cubes is None:
+            mine.fourth = None
+        for name, own in mine._sums().items():
+            own += getattr(theirs, name).to(own)
         mine.dtype = torch.promote_types(mine.dtype, theirs.dtype)
         return mine
 
@@ -215,8 +212,8 @@ class Moments:
         mine = self._copy()._grow(classes)
         count = all_sum(mine.count.clone())
         mine.about(all_sum(mine.shift * mine.count[:, None] + mine.total) / count.clamp(min=1)[:, None])
-        for name in ("count", "total", "scatter", "cubes", "fourth"):
-            mine._set(name, mine, lambda one, _: all_sum(one))
+        for name, own in mine._sums().items():
+            setattr(mine, name, all_sum(own))
         return mine
 
     def central(self) -> Central:
@@ -273,19 +270,17 @@ class Moments:
     def _grow(self, classes: int) -> Moments:
         """Make room for more classes, in place."""
         more = classes - len(self.count)
-        if more > 0:
-            for name in ("count", "shift", "total", "cubes", "fourth", "scatter"):
-                if name != "scatter" or self.cubes is not None:
-                    self._set(name, self, lambda one, _: torch.cat([one, one.new_zeros(more, *one.shape[1:])]))
+        for name, own in self.tensors().items():
+            if more > 0 and (name != "scatter" or self.cubes is not None):
+                setattr(self, name, torch.cat([own, own.new_zeros(more, *own.shape[1:])]))
         return self
 
     def _copy(self) -> Moments:
         return replace(self, **{name: tensor.clone() for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
-    def _set(self, name: str, other: Moments, how: Callable[[Tensor, Tensor], Tensor]) -> None:
-        mine, theirs = getattr(self, name), getattr(other, name)
-        if mine is not None and theirs is not None:
-            setattr(self, name, how(mine, theirs))
+    def _sums(self) -> dict[str, Tensor]:
+        """What is added where shifts are the same."""
+        return {name: tensor for name, tensor in self.tensors().items() if name != "shift"}
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums by their names, to be saved."""
