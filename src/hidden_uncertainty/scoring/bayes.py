@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..arrays import pieces
 from ..density import Density, GaussianMixture, JointMixture, Moments, Sums
@@ -107,16 +108,12 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
 class Prior(nn.Module):
     """The marginal p(ŷ) of a detector, which its terms share: what was asked for, and what was fitted."""
 
+    spec: MarginalName | Literal["auto"] | Marginal  # what was asked for
+
     def __init__(self, spec: MarginalName | Literal["auto"] | Marginal = "auto") -> None:
         super().__init__()
         self.marginal: Marginal | None = None
-        # In a tuple, so that it is no part of the state.
-        self._spec = (spec,)
-
-    @property
-    def spec(self) -> MarginalName | Literal["auto"] | Marginal:
-        """What was asked for."""
-        return self._spec[0]
+        self.__dict__["spec"] = spec  # not as a module, which would be a part of the state
 
     @property
     def fitted(self) -> Marginal:
@@ -133,9 +130,7 @@ class Prior(nn.Module):
 
     def fit_counts(self, counts: Tensor, features: Features) -> None:
         """Fit p(y) to how often each class came, (C,)."""
-        counts = counts.long()
-        short = (features.classes or 0) - len(counts)
-        counts = torch.cat([counts, counts.new_zeros(max(0, short))])
+        counts = pad(counts.long(), (0, max(0, (features.classes or 0) - len(counts))))
         self.marginal = self._checked(Categorical().fit_counts(counts), counts, features).to(features.prediction.device)
 
     def _count(self, y: Tensor, features: Features) -> Marginal:

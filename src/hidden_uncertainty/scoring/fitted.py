@@ -65,13 +65,10 @@ class Fitted:
                 f"that is learnt from training data. About {round(FEWEST / TO_LEARN)} would do."
             )
             return self, unseen
-        every = crew.to_first(None if own is None or crew.size == 1 else own.plain())
+        every = crew.to_first(None if own is None else own.plain())
 
         def teach() -> Fitted:
-            whole = own
-            if crew.size > 1:
-                whole = Features.received(every, self.head.reductions, self.head.device or "cpu")
-            assert whole is not None
+            whole = Features.received(every, self.head.reductions, self.head.device or "cpu")
             return replace(self, head=self.head.taught(whole).learnt(whole, unseen=True))
 
         return of_first(teach, self.head.device), rest
@@ -273,7 +270,7 @@ def load(
         base.__init__(
             detector,
             model,
-            kind.restored(_restore_terms(header, fitted.head)),
+            _restore_terms(header, fitted.head),
             combine=header["combine"],
             condition=header["condition"],
             task=None if task is None else from_config(task),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from ..model.tasks import Condition, match_labels, whole_labels
 from ..notes import note, warn
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
+from ..stored import Stored
 from ..team import team
 from ..uncertainty import LayerScores
 from .calibration import Calibration
@@ -25,6 +25,7 @@ from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
 MANY = 1e-3  # of a score: a margin of ties that the user should know of
+S = TypeVar("S", bound=Stored)
 Key = tuple[Literal["surprise", "error", "label", "row"], str]  # what is calibrated: of a term, or of all together, ""
 
 
@@ -60,8 +61,8 @@ class FittedTerm(nn.Module):
         return cls(
             AsIs() if reduction is None else Reduction.from_config(reduction),
             build(Method.kinds, config["method"], "method"),
-            _calibration(config["calibration"]),
-            _calibration(config["conformal"]),
+            _made(Calibration, config["calibration"]),
+            _made(Calibration, config["conformal"]),
             config.get("spread", "expected_error"),  # the only one of version 0.1.0
         )
 
@@ -85,10 +86,6 @@ class Head(nn.Module):
         self.combination, self.combined, self.selection = combination, calibration, selection
         self.leading = combination.leading  # the term that tells what is not combined
         self.reductions = {name: term.reduction for name, term in self.terms.items()}  # from what each reads to z
-        buffers = (
-            (part, name) for part in self.modules() for name, tensor in part._buffers.items() if tensor is not None
-        )
-        self._first = next(buffers, None)  # whose device is that of all
 
     @property
     def calibration(self) -> Calibration | None:
@@ -98,7 +95,7 @@ class Head(nn.Module):
     @property
     def device(self) -> torch.device | None:
         """Where the fitted tensors are; None where there are none."""
-        return None if self._first is None else getattr(*self._first).device
+        return next((tensor.device for tensor in self.buffers()), None)
 
     @gradients(False)
     def score(self, reading: Reading) -> dict[str, LayerScores]:
@@ -110,7 +107,12 @@ class Head(nn.Module):
             with without_autocast(device or reading.prediction.value.device):
                 scores = {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
         wrong = reading.unusable
-        return scores if wrong is None else {name: _without(some, wrong) for name, some in scores.items()}
+        if wrong is None:
+            return scores
+        for name, some in scores.items():
+            surprise = filled(some.epistemic, wrong, math.inf)  # nothing else is known
+            scores[name] = some._map(lambda values: filled(values, wrong, math.nan), epistemic=surprise)
+        return scores
 
     def combine(self, scores: Mapping[str, LayerScores], reading: Reading) -> Tensor:
         """One epistemic score from those of all terms."""
@@ -125,10 +127,7 @@ class Head(nn.Module):
         method, device = self.terms[self.leading].method, self.device
         parts = [method.probabilities(z.to(device), prediction) for z, _, prediction in reading.rows(self.leading)]
         found = [part for part in parts if part is not None]
-        if not found:
-            return None
-        wrong = reading.unusable
-        return filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
+        return filled(torch.cat(found), reading.unusable, math.nan) if found else None
 
     def taught(self, features: Features) -> Head:
         """The head whose methods know what labels of data that nothing was fitted to teach them."""
@@ -234,11 +233,8 @@ class Head(nn.Module):
 
     def _of_all(self, *own: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
         """What was gathered from the shards of all processes."""
-        crew, device = team(), self.device or torch.device("cpu")
-        if crew.size == 1:
-            yield from own
-            return
-        known, twice, spreads = zip(*crew.all(tree_map_only(Tensor, Tensor.cpu, own)), strict=True)
+        device = self.device or torch.device("cpu")
+        known, twice, spreads = zip(*team().all(tree_map_only(Tensor, Tensor.cpu, own)), strict=True)
         keys = {key: None for some in known for key in some}
         yield {key: torch.cat([some[key] for some in known if key in some]).to(device) for key in keys}
         pairs = {key: [pair for some in twice for pair in some.get(key, [])] for key in keys}
@@ -259,9 +255,8 @@ class Head(nn.Module):
         """The head that `config` describes, its tensors zero until they are loaded."""
         terms = {part["name"]: FittedTerm.from_config(part) for part in config["terms"]}
         combination = Combination.from_config(config["combination"], list(terms))
-        kept = config.get("selection")  # files of earlier versions have none
-        selection = None if kept is None else Selection.from_config(kept)
-        return cls(terms, combination, _calibration(config["calibration"]), selection)
+        selection = _made(Selection, config.get("selection"))  # files of earlier versions have none
+        return cls(terms, combination, _made(Calibration, config["calibration"]), selection)
 
 
 def _score(method: Method, reading: Reading, name: str, device: torch.device | None) -> LayerScores:
@@ -278,12 +273,12 @@ def _score(method: Method, reading: Reading, name: str, device: torch.device | N
     return reading.shaped(LayerScores.cat(parts))
 
 
-def _config(calibration: Calibration | Selection | None) -> dict[str, Any] | None:
-    return None if calibration is None else calibration.config()
+def _config(part: Stored | None) -> dict[str, Any] | None:
+    return None if part is None else part.config()
 
 
-def _calibration(config: Mapping[str, Any] | None) -> Calibration | None:
-    return None if config is None else Calibration.from_config(config)
+def _made(kind: type[S], config: Mapping[str, Any] | None) -> S | None:
+    return None if config is None else kind.from_config(config)
 
 
 def _fitted(key: Key, scores: Tensor, twice: list[tuple[Tensor, Tensor]]) -> Calibration:
@@ -322,13 +317,6 @@ def _classes(label: Tensor | None, prediction: Tensor, classes: int | None) -> T
     """The labels of inputs, where each is of a class that the network can predict."""
     whole = whole_labels(label, prediction)
     return None if whole is None or bool(((whole < 0) | (whole >= (classes or 0))).any()) else whole
-
-
-def _without(scores: LayerScores, where: Tensor) -> LayerScores:
-    """The scores, with a surprise of inf and nothing else known where a mask says so."""
-    known = {name: filled(value, where, math.nan) for name, value in vars(scores).items() if isinstance(value, Tensor)}
-    known["epistemic"] = filled(scores.epistemic, where, math.inf)
-    return replace(scores, **known)  # type: ignore[arg-type]
 
 
 def counted(readings: Iterable[Reading]) -> Iterator[Reading]:
