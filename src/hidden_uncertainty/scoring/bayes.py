@@ -256,22 +256,23 @@ class DensityMethod(Method):
     ) -> list[T]:
         """What `take` keeps of p(y | z) over the support, the support and the predictions, some rows at a time."""
         with without_autocast(z.device):
-            return [take(*part) for part in self._posteriors(z, prediction)]
+            scored = self._scored(z, prediction)
+            return [take(infer(log_prob, *support[1:]), support, some) for log_prob, support, some in scored]
 
-    def _posteriors(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Posterior, Support, Tensor]]:
+    def _scored(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Tensor, Support, Tensor]]:
+        """log p(z | y) over the support (n, m), the support and the predictions, some rows at a time."""
         marginal, density = self.prior.fitted, self.fitted
         if isinstance(z, Lattice):
             support, start = marginal.at(prediction), 0
             for log_prob in density.log_prob_between(z, support.points):
-                some = prediction[start : start + len(log_prob)]
-                start += len(some)
-                yield infer(log_prob, *support[1:]), support, some
+                yield log_prob, support, prediction[start : start + len(log_prob)]
+                start += len(log_prob)
             return
         size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // marginal.size))
         for rows, some in pieces(size, z, prediction):
             given = density.given(rows)
             support = marginal.at(some, given)
-            yield infer(given(support.points), *support[1:]), support, some
+            yield given(support.points), support, some
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""

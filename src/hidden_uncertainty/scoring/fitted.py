@@ -131,6 +131,7 @@ class Fitted:
             "calibrated": self.calibrated,
             "threshold": self.threshold,
             "thresholds": dict(self.thresholds),
+            "condition": self.condition,
         }
 
     @classmethod
@@ -153,12 +154,11 @@ def of_first(make: Callable[[], Fitted], device: torch.device | str | None) -> F
         return make()
     with crew.step():
         found = make() if crew.rank == 0 else None
-        known = None if found is None else {**found.config(), "condition": found.condition}
-        tensors = None if found is None else {name: part.cpu() for name, part in found.head.state_dict().items()}
-    known, tensors = crew.first((known, tensors))
+        tensors = {} if found is None else {name: part.cpu() for name, part in found.head.state_dict().items()}
+    config, tensors = crew.first((None if found is None else found.config(), tensors))
     if found is None:
-        assert known is not None and tensors is not None
-        found = Fitted.from_config(known, tensors)
+        assert config is not None
+        found = Fitted.from_config(config, tensors)
         found.head.to(device or "cpu")
     return found
 

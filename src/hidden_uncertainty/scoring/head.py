@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from ..extract import AsIs, Features, Reading
 from ..model.tasks import Condition, match_labels, whole_labels
@@ -163,14 +163,15 @@ class Head(nn.Module):
         rounding, which ties must not be lost to.
         """
         spreads: dict[str, Spread | None] = {}
-        twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}
+        pairs: dict[Key, list[Tensor]] = {}
         with team().step():
             known = self._gathered(unseen, condition, spreads)
             for whole, parts in again:
                 together, alone = (self._gathered(some, condition, {}) for some in ([whole], parts))
                 for key in known.keys() & together.keys():
-                    twice.setdefault(key, []).append((together[key], alone[key]))
-        known, twice, spreads = self._of_all(known, twice, spreads)
+                    pairs.setdefault(key, []).append(torch.stack([together[key], alone[key]], 1))
+        known, twice = self._of_all(known), self._of_all({key: torch.cat(parts) for key, parts in pairs.items()})
+        spreads = {name: spread for some in team().all(spreads) for name, spread in some.items()}
         if not known or not len(known["surprise", ""]):
             raise ValueError(
                 "there is nothing to calibrate with: no input came, none is in the holdout, or no pixel counts. Give "
@@ -180,7 +181,7 @@ class Head(nn.Module):
         inputs = len(known["surprise", ""])
         known = {key: some for key, some in known.items() if key[0] not in ("label", "row") or len(some) == inputs}
         rows = known.pop(("row", ""), None)
-        fitted = {key: _fitted(key, scores, twice.get(key, [])) for key, scores in known.items()}
+        fitted = {key: _fitted(key, scores, twice.get(key)) for key, scores in known.items()}
         worst = max(calibration.margin for calibration in fitted.values())
         if worst > MANY:
             note(
@@ -231,15 +232,12 @@ class Head(nn.Module):
                 found.setdefault(key, []).append(reading.of_inputs(values))
         return {key: torch.cat(parts) for key, parts in found.items()}
 
-    def _of_all(self, *own: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        """What was gathered from the shards of all processes."""
-        device = self.device or torch.device("cpu")
-        known, twice, spreads = zip(*team().all(tree_map_only(Tensor, Tensor.cpu, own)), strict=True)
-        keys = {key: None for some in known for key in some}
-        yield {key: torch.cat([some[key] for some in known if key in some]).to(device) for key in keys}
-        pairs = {key: [pair for some in twice for pair in some.get(key, [])] for key in keys}
-        yield tree_map_only(Tensor, lambda part: part.to(device), pairs)
-        yield {name: spread for some in spreads for name, spread in some.items()}
+    def _of_all(self, own: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """What was gathered from the shards of all processes, where the scores of this one are."""
+        device = next((values.device for values in own.values()), self.device or "cpu")
+        parts = team().all({key: values.cpu() for key, values in own.items()})
+        keys = dict.fromkeys(chain(*parts))
+        return {key: torch.cat([part[key] for part in parts if key in part]).to(device) for key in keys}
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -281,14 +279,13 @@ def _made(kind: type[S], config: Mapping[str, Any] | None) -> S | None:
     return None if config is None else kind.from_config(config)
 
 
-def _fitted(key: Key, scores: Tensor, twice: list[tuple[Tensor, Tensor]]) -> Calibration:
+def _fitted(key: Key, scores: Tensor, twice: Tensor | None) -> Calibration:
     wrong = int((~scores.isfinite()).sum())
     if key[0] == "error" and wrong:
         raise ValueError(
             f"{wrong:,} of {len(scores):,} labels are NaN or infinite: leave those inputs out, or find out why."
         )
-    together, alone = (torch.cat(parts) for parts in zip(*twice, strict=True)) if twice else (scores[:0],) * 2
-    return Calibration().fit(scores, (together, alone))
+    return Calibration().fit(scores, None if twice is None else (twice[:, 0], twice[:, 1]))
 
 
 def _spread(reading: Reading, scores: LayerScores, condition: Condition) -> Spread | None:
