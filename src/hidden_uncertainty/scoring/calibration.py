@@ -220,9 +220,7 @@ def p_value_by_group(unseen: Any, unseen_groups: Any, scores: Any, groups: Any) 
             raise ValueError(f"expected one score and one group per input; got {tuple(value.shape)} and {name.shape}.")
     found, lost = torch.ones(len(values[1]), dtype=torch.float64, device=values[1].device), []
     for group in np.unique(names[1]):
-        known, new = (
-            torch.from_numpy(name == group).to(value.device) for value, name in zip(values, names, strict=True)
-        )
+        known, new = (torch.from_numpy(name == group) for name in names)
         if bool(known.any()):
             own = values[0][known].to(values[1].device)
             found[new] = Calibration().fit(own).p_value(values[1][new]).to(found)

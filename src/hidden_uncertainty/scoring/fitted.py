@@ -93,6 +93,8 @@ class Fitted:
         head = self.head
         layers: dict[str, LayerScores] = {}
         found = head.score(reading)
+        each = {name: scores.epistemic for name, scores in found.items()}
+        parts = head.combination.parts(each) if head.combination.tails else {}
         for name, scores in found.items():
             known = head.terms[name].calibration
             layers[name] = replace(
@@ -100,10 +102,8 @@ class Fitted:
                 expected_error=scores.expected_error if self.condition == "label" else None,
                 p_value=None if known is None else known.p_value(scores.epistemic),
                 threshold=None if known is None else self.thresholds.get(name),
+                part=parts.get(name),
             )
-        if head.combination.tails:
-            parts = head.combination.parts({name: some.epistemic for name, some in found.items()})
-            layers = {name: replace(some, part=parts[name]) for name, some in layers.items()}
         leading, term = layers[head.leading], head.terms[head.leading]
         epistemic, p_value = leading.epistemic, leading.p_value
         if not head.combination.single:
