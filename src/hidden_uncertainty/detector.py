@@ -294,14 +294,10 @@ class Detector(Decisions):
                 calibration sets (see `Calibration` for what that takes).
             confidence: have it hold for this one calibration set, with this probability.
         """
-        while True:
-            before = self._fitted()
-            after = before.alarm(false_alarm, confidence)
-            assert after.threshold is not None
-            with _lock:
-                if self._state is before:  # else another thread has calibrated meanwhile: its scores count
-                    self._state = after
-                    return after.threshold
+        with _lock:  # so that what another thread has calibrated meanwhile is not lost
+            self._state = after = self._fitted().alarm(false_alarm, confidence)
+        assert after.threshold is not None
+        return after.threshold
 
     def compile(self) -> Compiled:
         """A scorer that runs network and uncertainty as one compiled graph: for services that score few inputs at once.
@@ -341,11 +337,6 @@ class Detector(Decisions):
         """
         detector, fitted = load(cls, Detector, path, model, device, unpack=unpack, progress=progress)
         return detector._keep(fitted)
-
-    @classmethod
-    def restored(cls, terms: list[Term]) -> list[Term]:
-        """The terms of a file, with what they share."""
-        return terms
 
     def __repr__(self) -> str:
         fitted = self._state

@@ -95,8 +95,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     # A link keeps pointing to the file that is replaced.
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise ValueError(f"'{path}' is a folder: give the name of a file, such as '{path}/detector.safetensors'")
     _refuse_special(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder of '{path}' does not exist: make '{target.parent}' first")
@@ -118,8 +116,6 @@ def read(
     path: str | os.PathLike[str], device: torch.device | str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the header and the tensors of a file that `write` made, and check that they are what was written."""
-    if os.path.isdir(path):
-        raise ValueError(f"'{path}' is a folder: give the name of a file in it, such as 'detector.safetensors'")
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file '{path}': check the name, or save one first")
     _refuse_special(path)
@@ -171,6 +167,8 @@ def _from_json(text: str | bytes) -> Any:
 
 
 def _refuse_special(path: Any) -> None:
+    if os.path.isdir(path):
+        raise ValueError(f"'{path}' is a folder: give the name of a file in it, such as 'detector.safetensors'")
     if os.path.exists(path) and not os.path.isfile(path):
         raise ValueError(f"'{path}' is a device, a pipe or a socket: give the name of a plain file")
 

@@ -140,14 +140,6 @@ class LatentDensity(Detector):
         """The marginal p(ŷ) that was fitted."""
         return next(iter(_densities_of(self._fitted().head.terms).values())).prior.fitted
 
-    @classmethod
-    def restored(cls, terms: list[Term]) -> list[Term]:
-        """The terms that a file holds, sharing one marginal."""
-        methods = [term.method for term in terms if isinstance(term.method, DensityMethod)]
-        for method in methods[1:]:
-            method.prior = methods[0].prior
-        return terms
-
     @gradients(False)
     def distribution(self, *args: Any, **kwargs: Any) -> OutputDistribution:
         """p(ŷ | z) as a whole, for networks that predict one number: quantiles, and regions of asked mass.
@@ -161,12 +153,11 @@ class LatentDensity(Detector):
         head = self._fitted().head
         name, device = head.leading, head.device
         term, method = head.terms[name], head.terms[name].method
-        if not isinstance(method, DensityMethod):
-            raise TypeError("a distribution over a grid is for networks that predict one number per input.")
         reading = self.reader.reading(self.reader.called(*args, **kwargs), {name: term.reduction})
         prediction = reading.prediction.value.to(device)
         prediction = prediction if self.pixels is None else prediction.flatten()
-        if prediction.dim() != 1 or not prediction.is_floating_point():
+        numbers = prediction.dim() == 1 and prediction.is_floating_point()
+        if not numbers or not isinstance(method, DensityMethod):
             raise TypeError("a distribution over a grid is for networks that predict one number per input.")
         parts: list[tuple[Tensor, Tensor]] = []
         for z, _, some in reading.rows(name):

@@ -49,27 +49,20 @@ class Setting:
 
     def around(self, work: Callable[[], T]) -> T:
         """Call `work` with the setting as it must be."""
-        user, changed = (threading.get_ident(), object()), False
-        try:
+        user = (threading.get_ident(), object())
+
+        def with_setting() -> T:
             with self._lock:
+                self._users.add(user)
                 if self._before is None:
                     now = self._read()
                     value = self._needed(now)
-                    changed = value is not None
-                    if changed:
+                    if value is not None:
                         self._before = now
-                        self._users.add(user)
                         self._write(value)
-                else:
-                    changed = True
-                    self._users.add(user)
             return work()
-        finally:
-            if changed:
-                try:
-                    self._free(user)
-                finally:
-                    self._free(user)
+
+        return put_back_after(with_setting, lambda: self._free(user))
 
     def _free(self, user: tuple[int, object]) -> None:
         """May be called again, where an interrupt cut it short."""

@@ -85,15 +85,14 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     bar, wanted = Bar(description, total), _wanted.get()
     if wanted is None:
         wanted = not _silent and first_process()
-    if not wanted or not _drawable():
-        yield bar
-        return
-    bar._row = _open(bar)
+    if wanted and _drawable():
+        bar._row = _open(bar)
     try:
         yield bar
     finally:
-        row, bar._row = bar._row, None
-        _close(*row)
+        if bar._row is not None:
+            row, bar._row = bar._row, None
+            _close(*row)
 
 
 def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
@@ -113,18 +112,13 @@ def count(items: Iterable[object]) -> int | None:
 
 
 def _drawable() -> bool:
-    """Whether stderr is a terminal that bars can be drawn on; rich is imported only where that may be."""
-    forced = any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
-    return (_console is not None or forced or sys.stderr.isatty()) and _get_console().is_interactive
-
-
-def _get_console() -> Console:
+    """Whether stderr is a terminal that bars can be drawn on; rich is imported only where it is."""
     global _console
-    if _console is None:
+    if _console is None and sys.stderr.isatty():
         from rich.console import Console
 
         _console = Console(stderr=True)
-    return _console
+    return _console is not None and _console.is_interactive
 
 
 def _open(bar: Bar) -> tuple[Progress, TaskID]:
@@ -139,7 +133,7 @@ def _open(bar: Bar) -> tuple[Progress, TaskID]:
                 MofNCompleteColumn(),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 TextColumn("{task.fields[info]}", markup=False, style="dim"),
-                console=_get_console(),
+                console=_console,
                 transient=True,
                 # Redirection sends what the program prints to stdout to stderr, also when stdout is a file.
                 redirect_stdout=False,

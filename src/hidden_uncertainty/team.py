@@ -145,15 +145,16 @@ def together(process_group: Any = None) -> Iterator[Team]:
 
     None is all processes of `torch.distributed`, where it is in use; False is this process alone.
     """
-    around = _current.get()
-    known = _team_of(process_group) if around is None else around
-    token = _current.set(known)
+    if (around := _current.get()) is not None:
+        yield around
+        return
+    crew = _team_of(process_group)
+    token = _current.set(crew)
     try:
-        yield known
+        yield crew
     finally:
         _current.reset(token)
-        if around is None:
-            known.leave()
+        crew.leave()
 
 
 def _team_of(group: Any) -> Team:

@@ -47,9 +47,9 @@ class _Scores:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def _map(self, change: Callable[[Tensor], Tensor], **others: Any) -> Self:
-        """The same with all tensors changed, and others given."""
+        """The same with all tensors changed, but for others that are given."""
         changed = {name: change(value) for name, value in self._tensors().items()}
-        return replace(self, **changed, **others)  # type: ignore[type-var]  # a dataclass
+        return replace(self, **(changed | others))  # type: ignore[type-var]  # a dataclass
 
     def _check_lengths(self) -> None:
         lengths = {value.shape[:1] for value in self._tensors().values()}
@@ -189,14 +189,14 @@ class Uncertainty(_Scores):
 
     def __getitem__(self, index: Index) -> Self:
         rows = _rows(index, len(self))
-        return self._all(lambda value: value[rows if isinstance(rows, slice) else rows.to(value.device)])
+        return self._map(lambda value: value[rows if isinstance(rows, slice) else rows.to(value.device)])
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
 
     def to(self, device: torch.device | str) -> Self:
         """The same result with every tensor on a device."""
-        return self._all(lambda value: value.to(device))
+        return self._map(lambda value: value.to(device))
 
     def cpu(self) -> Self:
         """The same result with every tensor in main memory."""
@@ -286,8 +286,9 @@ class Uncertainty(_Scores):
     def _summary(self) -> list[str]:
         return super()._summary() + ([f"  {'layers':<14} {', '.join(self.layers)}"] if self.layers else [])
 
-    def _all(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return self._map(change, layers={name: scores._map(change) for name, scores in self.layers.items()})
+    def _map(self, change: Callable[[Tensor], Tensor], **others: Any) -> Self:
+        layers = {name: scores._map(change) for name, scores in self.layers.items()}
+        return super()._map(change, layers=layers, **others)
 
     def _fields(self) -> dict[str, Any]:
         """What results have in common that are put together."""
@@ -306,9 +307,7 @@ def _rows(index: Index, length: int) -> slice | Tensor:
     if isinstance(index, tuple):
         raise TypeError("a result has one index, its input; index the fields for more: u.epistemic[0, 1]")
     index = to_tensor(index)
-    rows = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
-    if rows.dim() == 0:
-        rows = rows.reshape(1)
+    rows = torch.atleast_1d(index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu"))
     if rows.numel() == 0:
         rows = rows.long()  # an empty list has no dtype of its own
     if rows.dtype != torch.bool and rows.numel() and not -length <= int(rows.min()) <= int(rows.max()) < length:

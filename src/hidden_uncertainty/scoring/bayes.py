@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..arrays import pieces
 from ..density import Density, GaussianMixture, JointMixture, Moments, Sums
@@ -107,16 +108,12 @@ def infer(log_likelihood: Tensor, log_weight: Tensor, log_volume: Tensor | None 
 class Prior(nn.Module):
     """The marginal p(ŷ) of a detector, which its terms share: what was asked for, and what was fitted."""
 
+    spec: MarginalName | Literal["auto"] | Marginal  # what was asked for
+
     def __init__(self, spec: MarginalName | Literal["auto"] | Marginal = "auto") -> None:
         super().__init__()
         self.marginal: Marginal | None = None
-        # In a tuple, so that it is no part of the state.
-        self._spec = (spec,)
-
-    @property
-    def spec(self) -> MarginalName | Literal["auto"] | Marginal:
-        """What was asked for."""
-        return self._spec[0]
+        self.__dict__["spec"] = spec  # not as a module, which would be a part of the state
 
     @property
     def fitted(self) -> Marginal:
@@ -133,9 +130,7 @@ class Prior(nn.Module):
 
     def fit_counts(self, counts: Tensor, features: Features) -> None:
         """Fit p(y) to how often each class came, (C,)."""
-        counts = counts.long()
-        short = (features.classes or 0) - len(counts)
-        counts = torch.cat([counts, counts.new_zeros(max(0, short))])
+        counts = pad(counts.long(), (0, max(0, (features.classes or 0) - len(counts))))
         self.marginal = self._checked(Categorical().fit_counts(counts), counts, features).to(features.prediction.device)
 
     def _count(self, y: Tensor, features: Features) -> Marginal:
@@ -261,22 +256,23 @@ class DensityMethod(Method):
     ) -> list[T]:
         """What `take` keeps of p(y | z) over the support, the support and the predictions, some rows at a time."""
         with without_autocast(z.device):
-            return [take(*part) for part in self._posteriors(z, prediction)]
+            scored = self._scored(z, prediction)
+            return [take(infer(log_prob, *support[1:]), support, some) for log_prob, support, some in scored]
 
-    def _posteriors(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Posterior, Support, Tensor]]:
+    def _scored(self, z: Tensor | Lattice, prediction: Tensor) -> Iterator[tuple[Tensor, Support, Tensor]]:
+        """log p(z | y) over the support (n, m), the support and the predictions, some rows at a time."""
         marginal, density = self.prior.fitted, self.fitted
         if isinstance(z, Lattice):
             support, start = marginal.at(prediction), 0
             for log_prob in density.log_prob_between(z, support.points):
-                some = prediction[start : start + len(log_prob)]
-                start += len(some)
-                yield infer(log_prob, *support[1:]), support, some
+                yield log_prob, support, prediction[start : start + len(log_prob)]
+                start += len(log_prob)
             return
         size = min(ROWS_ON_GPU if z.is_cuda else ROWS, max(1, CELLS // marginal.size))
         for rows, some in pieces(size, z, prediction):
             given = density.given(rows)
             support = marginal.at(some, given)
-            yield infer(given(support.points), *support[1:]), support, some
+            yield given(support.points), support, some
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""

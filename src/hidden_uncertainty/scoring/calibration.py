@@ -133,10 +133,9 @@ class Calibration(Stored):
 
     def check(self) -> None:
         """Raise a ValueError where the scores cannot be those of a fit."""
-        ascending = (
-            self.scores.dim() == 1 and len(self.scores) > 0 and bool((self.scores[1:] >= self.scores[:-1]).all())
-        )
-        expect(ascending and not bool(self.scores.isnan().any()), "calibration scores do not ascend")
+        expect(self.scores.dim() == 1 and len(self.scores) > 0, "there are no calibration scores")
+        ascending = (self.scores[1:] >= self.scores[:-1]).all() & ~self.scores.isnan().any()
+        expect(ascending, "calibration scores do not ascend")
         expect(self.margin >= 0, "the margin of ties is negative")
 
     def _prepare(self) -> None:
@@ -221,9 +220,7 @@ def p_value_by_group(unseen: Any, unseen_groups: Any, scores: Any, groups: Any) 
             raise ValueError(f"expected one score and one group per input; got {tuple(value.shape)} and {name.shape}.")
     found, lost = torch.ones(len(values[1]), dtype=torch.float64, device=values[1].device), []
     for group in np.unique(names[1]):
-        known, new = (
-            torch.from_numpy(name == group).to(value.device) for value, name in zip(values, names, strict=True)
-        )
+        known, new = (torch.from_numpy(name == group) for name in names)
         if bool(known.any()):
             own = values[0][known].to(values[1].device)
             found[new] = Calibration().fit(own).p_value(values[1][new]).to(found)
@@ -247,9 +244,7 @@ def check_share(name: str, value: float) -> float:
 
 def refuse_nan(scores: Tensor) -> None:
     """Raise a ValueError that counts the scores that are NaN, where any is."""
-    # A sum is NaN if a summand is; where infinities of both signs make it so, each is looked at.
-    if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
-        wrong = int(scores.isnan().sum())
+    if wrong := int(scores.isnan().sum()):
         raise ValueError(
             f"{wrong:,} of {scores.numel():,} scores are NaN: look for NaN in the inputs or the network's outputs"
         )

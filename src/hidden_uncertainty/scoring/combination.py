@@ -48,8 +48,8 @@ class Tail(NamedTuple):
     one term is unfamiliar, also where others know nothing of it.
     """
 
-    knots: tuple[float, ...]  # scores, ascending
-    heights: tuple[float, ...]  # -log p there, ascending
+    knots: list[float]  # scores, ascending
+    heights: list[float]  # -log p there, ascending
     slope: float  # beyond the last
     weight: float
 
@@ -74,7 +74,7 @@ class Tail(NamedTuple):
         if not len(excess):  # where more than 5 % share the highest score, as steep as all pieces together
             excess = knots.new_tensor([width / LOWEST])
         slope = min(1 / float(excess.mean()), STEEPEST) if width else 0.0
-        return cls(tuple(knots[apart].tolist()), tuple(heights[apart].tolist()), slope, weight)
+        return cls(knots[apart].tolist(), heights[apart].tolist(), slope, weight)
 
     def __call__(self, scores: Tensor) -> Tensor:
         """What the term adds for scores, in their shape."""
@@ -96,7 +96,7 @@ class Tail(NamedTuple):
         """Raise a ValueError where these cannot be learnt."""
         expect(len(self.knots) == len(self.heights) > 0, "the tail of scores has not one height per knot")
         expect_numbers([*self.knots, *self.heights, self.slope / STEEPEST, self.weight])
-        ascending = sorted(set(self.knots)) == [*self.knots] and sorted(self.heights) == [*self.heights]
+        ascending = sorted(set(self.knots)) == self.knots and sorted(self.heights) == self.heights
         expect(ascending and self.slope >= 0 and self.weight >= 0, "the tail of scores does not ascend")
 
     def _slopes(self) -> list[float]:
@@ -177,10 +177,7 @@ class Combination:
 
     def config(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        learnt = {
-            name: [list(part) if isinstance(part, tuple) else part for part in values]
-            for name, values in self.learnt.items()
-        }
+        learnt = {name: [*values] for name, values in self.learnt.items()}
         return {"combine": self.combine, "standard": learnt, "unseen": self.unseen}
 
     @classmethod
@@ -188,10 +185,7 @@ class Combination:
         """The inverse of `config`."""
         combine, learnt = config["combine"], config["standard"]
         kind: Any = LEARNT[combine] if learnt else Standard
-        made = {
-            name: kind(*(tuple(part) if isinstance(part, list) else part for part in parts))
-            for name, parts in learnt.items()
-        }
+        made = {name: kind(*parts) for name, parts in learnt.items()}
         return cls(combine, names, made, unseen=config.get("unseen", False))
 
 

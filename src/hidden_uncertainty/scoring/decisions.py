@@ -58,8 +58,7 @@ class Selection(Stored):
     def fit(self, scores: Tensor, errors: Tensor) -> Self:
         """Keep what is known of unseen inputs, in an order that does not depend on theirs."""
         rows = torch.cat([scores, errors[:, None].to(scores)], 1).detach().cpu()
-        for column in reversed(range(rows.shape[1])):
-            rows = rows[rows[:, column].argsort(stable=True)]
+        rows = rows[torch.from_numpy(np.lexsort(rows.T.flip(0).numpy()))]
         self.scores, self.errors = (part.to(scores.device) for part in (rows[:, :-1].contiguous(), rows[:, -1].clone()))
         return self
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..marginal import Support
 from .bayes import Posterior
+from .calibration import check_share
 
 
 class Region(NamedTuple):
@@ -91,10 +92,8 @@ class OutputDistribution:
         This is how the paper draws its confidence regions. A prediction near the end of its own distribution has less
         than half of the mass on that side; the region then ends with the support and holds less: see its `mass`.
         """
-        if not 0 < mass < 1:
-            raise ValueError(f"mass must lie between 0 and 1, both excluded; got {mass}.")
-        start = self.cdf(self.prediction)
-        below, above = (start - mass / 2).clamp(min=0), (start + mass / 2).clamp(max=1)
+        start, half = self.cdf(self.prediction), check_share("mass", mass) / 2
+        below, above = (start - half).clamp(min=0), (start + half).clamp(max=1)
         low, high = self.quantile(below), self.quantile(above)
         # Rounding must not push the prediction out of its own region.
         prediction = self.prediction.to(low.dtype)

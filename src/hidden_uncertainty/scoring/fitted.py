@@ -65,13 +65,10 @@ class Fitted:
                 f"that is learnt from training data. About {round(FEWEST / TO_LEARN)} would do."
             )
             return self, unseen
-        every = crew.to_first(None if own is None or crew.size == 1 else own.plain())
+        every = crew.to_first(None if own is None else own.plain())
 
         def teach() -> Fitted:
-            whole = own
-            if crew.size > 1:
-                whole = Features.received(every, self.head.reductions, self.head.device or "cpu")
-            assert whole is not None
+            whole = Features.received(every, self.head.reductions, self.head.device or "cpu")
             return replace(self, head=self.head.taught(whole).learnt(whole, unseen=True))
 
         return of_first(teach, self.head.device), rest
@@ -96,6 +93,8 @@ class Fitted:
         head = self.head
         layers: dict[str, LayerScores] = {}
         found = head.score(reading)
+        each = {name: scores.epistemic for name, scores in found.items()}
+        parts = head.combination.parts(each) if head.combination.tails else {}
         for name, scores in found.items():
             known = head.terms[name].calibration
             layers[name] = replace(
@@ -103,10 +102,8 @@ class Fitted:
                 expected_error=scores.expected_error if self.condition == "label" else None,
                 p_value=None if known is None else known.p_value(scores.epistemic),
                 threshold=None if known is None else self.thresholds.get(name),
+                part=parts.get(name),
             )
-        if head.combination.tails:
-            parts = head.combination.parts({name: some.epistemic for name, some in found.items()})
-            layers = {name: replace(some, part=parts[name]) for name, some in layers.items()}
         leading, term = layers[head.leading], head.terms[head.leading]
         epistemic, p_value = leading.epistemic, leading.p_value
         if not head.combination.single:
@@ -134,6 +131,7 @@ class Fitted:
             "calibrated": self.calibrated,
             "threshold": self.threshold,
             "thresholds": dict(self.thresholds),
+            "condition": self.condition,
         }
 
     @classmethod
@@ -156,12 +154,11 @@ def of_first(make: Callable[[], Fitted], device: torch.device | str | None) -> F
         return make()
     with crew.step():
         found = make() if crew.rank == 0 else None
-        known = None if found is None else {**found.config(), "condition": found.condition}
-        tensors = None if found is None else {name: part.cpu() for name, part in found.head.state_dict().items()}
-    known, tensors = crew.first((known, tensors))
+        tensors = {} if found is None else {name: part.cpu() for name, part in found.head.state_dict().items()}
+    config, tensors = crew.first((None if found is None else found.config(), tensors))
     if found is None:
-        assert known is not None and tensors is not None
-        found = Fitted.from_config(known, tensors)
+        assert config is not None
+        found = Fitted.from_config(config, tensors)
         found.head.to(device or "cpu")
     return found
 
@@ -273,7 +270,7 @@ def load(
         base.__init__(
             detector,
             model,
-            kind.restored(_restore_terms(header, fitted.head)),
+            _restore_terms(header, fitted.head),
             combine=header["combine"],
             condition=header["condition"],
             task=None if task is None else from_config(task),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal, Self
+from itertools import chain
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from ..extract import AsIs, Features, Reading
 from ..model.tasks import Condition, match_labels, whole_labels
 from ..notes import note, warn
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
+from ..stored import Stored
 from ..team import team
 from ..uncertainty import LayerScores
 from .calibration import Calibration
@@ -25,6 +25,7 @@ from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
 MANY = 1e-3  # of a score: a margin of ties that the user should know of
+S = TypeVar("S", bound=Stored)
 Key = tuple[Literal["surprise", "error", "label", "row"], str]  # what is calibrated: of a term, or of all together, ""
 
 
@@ -60,8 +61,8 @@ class FittedTerm(nn.Module):
         return cls(
             AsIs() if reduction is None else Reduction.from_config(reduction),
             build(Method.kinds, config["method"], "method"),
-            _calibration(config["calibration"]),
-            _calibration(config["conformal"]),
+            _made(Calibration, config["calibration"]),
+            _made(Calibration, config["conformal"]),
             config.get("spread", "expected_error"),  # the only one of version 0.1.0
         )
 
@@ -85,10 +86,6 @@ class Head(nn.Module):
         self.combination, self.combined, self.selection = combination, calibration, selection
         self.leading = combination.leading  # the term that tells what is not combined
         self.reductions = {name: term.reduction for name, term in self.terms.items()}  # from what each reads to z
-        buffers = (
-            (part, name) for part in self.modules() for name, tensor in part._buffers.items() if tensor is not None
-        )
-        self._first = next(buffers, None)  # whose device is that of all
 
     @property
     def calibration(self) -> Calibration | None:
@@ -98,7 +95,7 @@ class Head(nn.Module):
     @property
     def device(self) -> torch.device | None:
         """Where the fitted tensors are; None where there are none."""
-        return None if self._first is None else getattr(*self._first).device
+        return next((tensor.device for tensor in self.buffers()), None)
 
     @gradients(False)
     def score(self, reading: Reading) -> dict[str, LayerScores]:
@@ -110,7 +107,12 @@ class Head(nn.Module):
             with without_autocast(device or reading.prediction.value.device):
                 scores = {name: _score(term.method, reading, name, device) for name, term in self.terms.items()}
         wrong = reading.unusable
-        return scores if wrong is None else {name: _without(some, wrong) for name, some in scores.items()}
+        if wrong is None:
+            return scores
+        for name, some in scores.items():
+            surprise = filled(some.epistemic, wrong, math.inf)  # nothing else is known
+            scores[name] = some._map(lambda values: filled(values, wrong, math.nan), epistemic=surprise)
+        return scores
 
     def combine(self, scores: Mapping[str, LayerScores], reading: Reading) -> Tensor:
         """One epistemic score from those of all terms."""
@@ -125,10 +127,7 @@ class Head(nn.Module):
         method, device = self.terms[self.leading].method, self.device
         parts = [method.probabilities(z.to(device), prediction) for z, _, prediction in reading.rows(self.leading)]
         found = [part for part in parts if part is not None]
-        if not found:
-            return None
-        wrong = reading.unusable
-        return filled(torch.cat(found), None if wrong is None else wrong[:, None], math.nan)
+        return filled(torch.cat(found), reading.unusable, math.nan) if found else None
 
     def taught(self, features: Features) -> Head:
         """The head whose methods know what labels of data that nothing was fitted to teach them."""
@@ -164,14 +163,15 @@ class Head(nn.Module):
         rounding, which ties must not be lost to.
         """
         spreads: dict[str, Spread | None] = {}
-        twice: dict[Key, list[tuple[Tensor, Tensor]]] = {}
+        pairs: dict[Key, list[Tensor]] = {}
         with team().step():
             known = self._gathered(unseen, condition, spreads)
             for whole, parts in again:
                 together, alone = (self._gathered(some, condition, {}) for some in ([whole], parts))
                 for key in known.keys() & together.keys():
-                    twice.setdefault(key, []).append((together[key], alone[key]))
-        known, twice, spreads = self._of_all(known, twice, spreads)
+                    pairs.setdefault(key, []).append(torch.stack([together[key], alone[key]], 1))
+        known, twice = self._of_all(known), self._of_all({key: torch.cat(parts) for key, parts in pairs.items()})
+        spreads = {name: spread for some in team().all(spreads) for name, spread in some.items()}
         if not known or not len(known["surprise", ""]):
             raise ValueError(
                 "there is nothing to calibrate with: no input came, none is in the holdout, or no pixel counts. Give "
@@ -181,7 +181,7 @@ class Head(nn.Module):
         inputs = len(known["surprise", ""])
         known = {key: some for key, some in known.items() if key[0] not in ("label", "row") or len(some) == inputs}
         rows = known.pop(("row", ""), None)
-        fitted = {key: _fitted(key, scores, twice.get(key, [])) for key, scores in known.items()}
+        fitted = {key: _fitted(key, scores, twice.get(key)) for key, scores in known.items()}
         worst = max(calibration.margin for calibration in fitted.values())
         if worst > MANY:
             note(
@@ -232,18 +232,12 @@ class Head(nn.Module):
                 found.setdefault(key, []).append(reading.of_inputs(values))
         return {key: torch.cat(parts) for key, parts in found.items()}
 
-    def _of_all(self, *own: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        """What was gathered from the shards of all processes."""
-        crew, device = team(), self.device or torch.device("cpu")
-        if crew.size == 1:
-            yield from own
-            return
-        known, twice, spreads = zip(*crew.all(tree_map_only(Tensor, Tensor.cpu, own)), strict=True)
-        keys = {key: None for some in known for key in some}
-        yield {key: torch.cat([some[key] for some in known if key in some]).to(device) for key in keys}
-        pairs = {key: [pair for some in twice for pair in some.get(key, [])] for key in keys}
-        yield tree_map_only(Tensor, lambda part: part.to(device), pairs)
-        yield {name: spread for some in spreads for name, spread in some.items()}
+    def _of_all(self, own: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """What was gathered from the shards of all processes, where the scores of this one are."""
+        device = next((values.device for values in own.values()), self.device or "cpu")
+        parts = team().all({key: values.cpu() for key, values in own.items()})
+        keys = dict.fromkeys(chain(*parts))
+        return {key: torch.cat([part[key] for part in parts if key in part]).to(device) for key in keys}
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -259,9 +253,8 @@ class Head(nn.Module):
         """The head that `config` describes, its tensors zero until they are loaded."""
         terms = {part["name"]: FittedTerm.from_config(part) for part in config["terms"]}
         combination = Combination.from_config(config["combination"], list(terms))
-        kept = config.get("selection")  # files of earlier versions have none
-        selection = None if kept is None else Selection.from_config(kept)
-        return cls(terms, combination, _calibration(config["calibration"]), selection)
+        selection = _made(Selection, config.get("selection"))  # files of earlier versions have none
+        return cls(terms, combination, _made(Calibration, config["calibration"]), selection)
 
 
 def _score(method: Method, reading: Reading, name: str, device: torch.device | None) -> LayerScores:
@@ -278,22 +271,21 @@ def _score(method: Method, reading: Reading, name: str, device: torch.device | N
     return reading.shaped(LayerScores.cat(parts))
 
 
-def _config(calibration: Calibration | Selection | None) -> dict[str, Any] | None:
-    return None if calibration is None else calibration.config()
+def _config(part: Stored | None) -> dict[str, Any] | None:
+    return None if part is None else part.config()
 
 
-def _calibration(config: Mapping[str, Any] | None) -> Calibration | None:
-    return None if config is None else Calibration.from_config(config)
+def _made(kind: type[S], config: Mapping[str, Any] | None) -> S | None:
+    return None if config is None else kind.from_config(config)
 
 
-def _fitted(key: Key, scores: Tensor, twice: list[tuple[Tensor, Tensor]]) -> Calibration:
+def _fitted(key: Key, scores: Tensor, twice: Tensor | None) -> Calibration:
     wrong = int((~scores.isfinite()).sum())
     if key[0] == "error" and wrong:
         raise ValueError(
             f"{wrong:,} of {len(scores):,} labels are NaN or infinite: leave those inputs out, or find out why."
         )
-    together, alone = (torch.cat(parts) for parts in zip(*twice, strict=True)) if twice else (scores[:0],) * 2
-    return Calibration().fit(scores, (together, alone))
+    return Calibration().fit(scores, None if twice is None else (twice[:, 0], twice[:, 1]))
 
 
 def _spread(reading: Reading, scores: LayerScores, condition: Condition) -> Spread | None:
@@ -322,13 +314,6 @@ def _classes(label: Tensor | None, prediction: Tensor, classes: int | None) -> T
     """The labels of inputs, where each is of a class that the network can predict."""
     whole = whole_labels(label, prediction)
     return None if whole is None or bool(((whole < 0) | (whole >= (classes or 0))).any()) else whole
-
-
-def _without(scores: LayerScores, where: Tensor) -> LayerScores:
-    """The scores, with a surprise of inf and nothing else known where a mask says so."""
-    known = {name: filled(value, where, math.nan) for name, value in vars(scores).items() if isinstance(value, Tensor)}
-    known["epistemic"] = filled(scores.epistemic, where, math.inf)
-    return replace(scores, **known)  # type: ignore[arg-type]
 
 
 def counted(readings: Iterable[Reading]) -> Iterator[Reading]:
