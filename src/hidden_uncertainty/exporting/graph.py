@@ -66,7 +66,7 @@ class Graph(nn.Module):
         z, strange = {}, [self._strange(output, prediction)]  # NaN where something is not finite, zero elsewhere
         for name, source in self.sources.items():
             self.stage.name = f"the reduction of layer {name!r}"
-            found = self.reader._outputs(self.task, output) if source.layer is None else seen[name]
+            found = self._outputs(output) if source.layer is None else seen[name]
             z[name], off = self._rows(name, found, prediction)
             strange += [] if source.layer is None else [off]
         unusable = sum(strange[1:], strange[0]).isnan()
@@ -121,6 +121,9 @@ class Graph(nn.Module):
         flat = reduction.reduce.flat(activation, copy=False)
         return reduction(activation)[0], (flat - flat).sum(1)
 
+    def _outputs(self, output: Any) -> Tensor:
+        return self.task.scores(output, maps=self.reader.pixels is not None)
+
     def _rows(self, name: str, seen: Any, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """A term's rows (n, d), and what is NaN where they are not finite."""
         return (seen, seen) if isinstance(seen, Tensor) else seen
@@ -128,7 +131,7 @@ class Graph(nn.Module):
     def _strange(self, output: Any, prediction: Prediction) -> Tensor:
         """NaN where no class can be told, or a number or its variance is not finite."""
         if self.task.discrete:
-            total = self.reader._outputs(self.task, output).logsumexp(1)  # one class may be ruled out by -inf, not all
+            total = self._outputs(output).logsumexp(1)  # one class may be ruled out by -inf, not all
             if prediction.value.dim() == 3 and total.shape != prediction.value.shape:
                 total = interpolate(total[:, None], prediction.value.shape[1:], mode="bilinear")[:, 0]
             return total - total
