@@ -66,8 +66,8 @@ def gathered(rank: int) -> Detector:
     return detector.fit_state(sum(states), calibration=shard(*data(400, 2), "classes", rank))
 
 
-def continued(rank: int) -> Detector:
-    detector = LatentDensity(network(), "1", GaussianMixture(1))
+def continued(rank: int, components: int = 1) -> Detector:
+    detector = LatentDensity(network(), "1", GaussianMixture(components, min_samples=5))
     for seed in (1, 5):
         detector.partial_fit(shard(*data(300, seed), "empty", rank), calibration=shard(*data(200, 2), "uneven", rank))
     return detector
@@ -100,6 +100,7 @@ SAME: dict[str, Callable[[int], Detector]] = {
     "outputs alone": lambda rank: fitted(lambda: Energy(network(), task="classification"), "uneven", rank),
     "added": gathered,
     "continued": continued,
+    "rows, continued": lambda rank: continued(rank, 2),
 }
 BROKEN: dict[str, Callable[[int], Any]] = {
     "a loader raises": lambda rank: latent("1", GaussianMixture(1))().fit(_raising(rank)),

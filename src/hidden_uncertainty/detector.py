@@ -187,7 +187,7 @@ class Detector(Decisions):
         return self
 
     def gather(self, loader: Iterable[Any], *, process_group: Any = None) -> State:
-        """Sums over training data, to be added, saved, sent, and fitted to by `fit_state`; not of all methods.
+        """Sums over training data, to be added, saved, sent, and fitted to by `fit_state`; rows where sums do not do.
 
         Reductions that are not fitted yet are fitted to this loader. Processes of a group get the sums of all shards.
         """
@@ -212,12 +212,15 @@ class Detector(Decisions):
     ) -> Self:
         """Fit to more data: what a fit to all would give, with the reductions of the first; see `gather`.
 
+        For methods that are not fitted to sums, such as mixtures, this is approximate beyond 65,536 inputs: they are
+        fitted to as many, chosen by what they hold, of all that came.
         Scores change, so p-values and thresholds need unseen data again: pass `calibration=`, then call `threshold`.
         """
         if self._gathered is None and self._state is not None and self._fits:
             raise RuntimeError(
-                "this detector was loaded, or fitted to features, with holdout= or spill=, and does not know its sums: "
-                "keep state = detector.gather(loader) with it, and call fit_state(state + detector.gather(more))."
+                "this detector was loaded, or fitted to features, and does not know what it was fitted to: begin with "
+                "partial_fit instead of fit, or keep state = detector.gather(loader) with it, and call "
+                "fit_state(state + detector.gather(more))."
             )
         state = self.gather(loader, process_group=process_group)
         return self.fit_state(state + (self._gathered or 0), calibration, process_group=process_group)

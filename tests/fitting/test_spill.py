@@ -97,6 +97,8 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         fitted(x, None, spill=tmp_path / "missing")
     with pytest.raises(ValueError, match="spill= is for one process"):
         fitted(x, None, spill=tmp_path, holdout=0.1)
-    with pytest.raises(NotImplementedError, match="NearestNeighbours of layer 'hidden' is fitted to rows"):
+    with pytest.raises(
+        NotImplementedError, match="NearestNeighbours of layer 'hidden' is neither summed nor kept in a file"
+    ):
         NearestNeighbours(Plain(), "hidden", task="classification").fit(x.split(100), spill=tmp_path)
     assert list(tmp_path.iterdir()) == []

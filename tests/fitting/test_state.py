@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hidden_uncertainty import Detector, GaussianMixture, JointMixture, LatentDensity, Reduce, State, io
-from hidden_uncertainty.baselines import Mahalanobis, NearestNeighbours, RelativeMahalanobis
+from hidden_uncertainty.baselines import DeepEnsemble, Energy, Mahalanobis, NearestNeighbours, RelativeMahalanobis
+from hidden_uncertainty.fitting import fit as fit_module
 from hidden_uncertainty.fitting import state as module
 
 ONE: dict[str, Callable[[nn.Module], Detector]] = {
@@ -33,9 +34,9 @@ ONE: dict[str, Callable[[nn.Module], Detector]] = {
 }
 
 
-def network() -> nn.Module:
+def network(outputs: int = 3) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+    model = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, outputs)).eval()
     for layer in (model[2], model[4]):  # so that each class is predicted often
         nn.init.orthogonal_(layer.weight)
         nn.init.zeros_(layer.bias)
@@ -139,6 +140,51 @@ def test_more_data_as_all_at_once() -> None:
     assert parts._gathered is not None and parts._gathered.inputs == 650
 
 
+BY_ROWS: dict[str, Callable[[], Detector]] = {
+    "mixture": lambda: LatentDensity(network(), "1", GaussianMixture(2)),
+    "mixture and sums": lambda: LatentDensity(
+        network(), ["1", "3"], {"1": GaussianMixture(1), "3": GaussianMixture(2)}, combine="mean"
+    ),
+    "neighbours": lambda: NearestNeighbours(network(), "1", k=3),
+    "several labels": lambda: LatentDensity(network(), "1", GaussianMixture(covariance="pooled"), task="multi-label"),
+    "numbers": lambda: LatentDensity(network(1), "3", JointMixture(2), task="regression"),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_rows_of_more_data_as_all_at_once(name: str, tmp_path: Path) -> None:
+    x, y = data()
+    whole, parts = by_features(BY_ROWS[name](), batches(x, y)), BY_ROWS[name]()
+    for some in torch.arange(len(x)).split(250):
+        parts.partial_fit(x[some].split(70))
+    torch.testing.assert_close(parts(x).epistemic, whole(x).epistemic, rtol=1e-4, atol=1e-4)
+    assert parts._gathered is not None
+    parts._gathered.save(tmp_path / "state.safetensors")
+    again = BY_ROWS[name]().fit_state(State.load(tmp_path / "state.safetensors"))
+    assert torch.equal(again(x).epistemic, parts(x).epistemic)
+
+
+def test_beyond_its_rows_a_fit_is_approximate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fit_module, "ROWS", 1500)
+    x, y = data(6000)
+    whole = by_features(BY_ROWS["mixture"](), batches(x, y, 500))
+    caplog.set_level("INFO", "hidden_uncertainty")
+    found = []
+    for order in (torch.arange(6000), torch.randperm(6000, generator=torch.Generator().manual_seed(0))):
+        parts = BY_ROWS["mixture"]()
+        for some in order.split(2000):
+            parts.partial_fit(x[some].split(500))
+        found.append(parts(x).epistemic)
+    assert "fitted to rows, not to sums: to those of 1,500 of 6,000 inputs" in caplog.text
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-4)
+    some = torch.randperm(6000, generator=torch.Generator().manual_seed(1))[:1500]
+    drawn = by_features(BY_ROWS["mixture"](), batches(x[some], y[some], 500))
+    costs = [float((scores - whole(x).epistemic).mean()) for scores in (found[0], drawn(x).epistemic)]
+    assert 0 < costs[0] < 1.2 * costs[1]  # no more than an estimate from as many that are drawn at random
+
+
 def test_a_loaded_detector_needs_its_state(tmp_path: Path) -> None:
     x, y = data()
     detector, model = ONE["principal"](network()), network()
@@ -200,30 +246,25 @@ def test_shuffled_between_passes_and_cut_short() -> None:
 def test_errors_say_what_to_do() -> None:
     x, y = data()
     loader, model = batches(x, y), network()
-    rows: list[tuple[Detector, str]] = [
-        (
-            LatentDensity(model, "1", GaussianMixture(2)),
-            r"GaussianMixture\(components=2.*\) of layer '1' is fitted to rows",
-        ),
-        (NearestNeighbours(model, "1"), "NearestNeighbours of layer '1' is fitted to rows"),
-        (Mahalanobis(model, "1", shrinkage="ledoit-wolf"), "Mahalanobis of layer '1'"),
-    ]
-    for detector, text in rows:
-        with pytest.raises(NotImplementedError, match=text + r"(.|\n)*use fit\(loader\), which keeps features"):
-            detector.gather(loader)
+    ensemble = DeepEnsemble([network(), network()], task="classification")
+    with pytest.raises(
+        NotImplementedError, match=r"what DeepEnsemble reads is neither summed .* use fit\(loader\) alone"
+    ):
+        ensemble.gather(loader)
     numbers = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)).eval()
     with pytest.raises(ValueError, match="LatentDensity needs classes"):
         LatentDensity(numbers, "0", GaussianMixture(1), task="regression").gather([x])
-    with pytest.raises(NotImplementedError, match="JointMixture"):
-        LatentDensity(numbers, "0", JointMixture(2), task="regression").gather([x])
     one, two = (ONE["principal"](network()) for _ in range(2))
     states = one.gather(batches(x[:300], y[:300])), two.gather(batches(x[300:], y[300:]))
     with pytest.raises(ValueError, match=r"different reductions of layer '1': fit the reductions once"):
         sum(states)
     with pytest.raises(ValueError, match="Gather it with the same kind of detector"):
         ONE["mahalanobis"](network()).fit_state(states[0])
-    with pytest.raises(NotImplementedError, match=r"Mixture\(components=2.*fitted to rows.*: use fit\(loader\)"):
+    with pytest.raises(ValueError, match=r"needs GaussianMixture\(components=2.*\) of layer '1' given the prediction"):
         LatentDensity(network(), "1", GaussianMixture(2)).fit_state(states[0])
+    outputs = Energy(network()).gather(loader)  # which keeps no rows
+    with pytest.raises(ValueError, match="Gather it with the same kind of detector"):
+        NearestNeighbours(network(), "1").fit_state(outputs)
     with pytest.raises(TypeError, match=r"fit_state takes a State, .* not 'state.safetensors'"):
         one.fit_state("state.safetensors")  # type: ignore[arg-type]
     for other in (None, 5):

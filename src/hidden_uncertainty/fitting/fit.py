@@ -30,6 +30,7 @@ from .state import Rows, State
 INPUTS = 150  # read again, at most; of a long loader, at least 60
 TOGETHER = 10  # of one batch at least, where it has them
 BYTES = 1 << 28  # kept of them, at most
+ROWS = 1 << 16  # that a state keeps for what is not fitted to sums
 
 Some = TypeVar("Some", Batch, Features)
 
@@ -63,7 +64,7 @@ def fit_loader(
         raise ValueError("pass calibration or holdout, not both.")
     if holdout is not None and not 0 < holdout < 1:
         raise ValueError(f"holdout is a share between 0 and 1, not {holdout}.")
-    kept, unseen, streams = None, None, not isinstance(sums_of(detector), str)
+    kept, unseen, streams = None, None, detector.reader.gathers and not sums_of(detector)[1]
     data: State | Features | None = None
     if holdout is not None and not isinstance(loader, Iterator):
         loader = kept = _kept(detector, loader)
@@ -97,7 +98,7 @@ def fit_data(
         if sample is None:
             return detector._unfitted()
         methods = {name: term.method for name, term in detector.terms.items()}
-        moments = {**data.moments, **data.rows} if isinstance(data, State) else None
+        moments = {**data.moments, **data.rows} if isinstance(data, State) else {}
         options: dict[str, Any] = {"owner": detector, "moments": moments}
         return fit_terms(methods, sample, detector.condition, detector._combination, **options)
 
@@ -136,12 +137,14 @@ def check_state(detector: Any, state: State) -> None:
     """Raise unless a state is of such a detector, and not empty."""
     if not isinstance(state, State):
         raise TypeError(f"fit_state takes a State, as detector.gather(loader) or State.load(path), not {state!r}.")
-    sums, sample = _require_sums(detector), state.settle().sample
-    if sample is None or sums != dict(state.sums) or state.condition != detector.condition:
+    (sums, rows), sample = sums_of(detector), state.settle().sample
+    if sample is None or (sums, detector.condition) != (dict(state.sums), state.condition) or state.limit < limit(rows):
         raise ValueError(
             f"the state has {dict(state.sums)} of {state.inputs:,} inputs given the {state.condition}; this detector "
-            f"needs {sums} given the {detector.condition}. Gather it with the same kind of detector."
+            f"needs {sums or rows} given the {detector.condition}. Gather it with the same kind of detector."
         )
+    if rows and len(sample) < state.inputs:
+        note(f"{rows} is fitted to rows, not to sums: to those of {len(sample):,} of {state.inputs:,} inputs.")
     require_sources(sample, {name: term.source for name, term in detector.terms.items()})
 
 
@@ -156,40 +159,36 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
     return Fitted(head, how, condition=fitted.condition)
 
 
-def sums_of(detector: Any, *, chunks: bool = False) -> dict[str, Sums] | str:
-    """What to gather for each term that is fitted, but to `chunks` if so asked; or, in words, what needs more."""
+def sums_of(detector: Any, *, chunks: bool = False) -> tuple[dict[str, Sums], str]:
+    """What to gather for each term that is fitted, but to `chunks` if so asked; and in words what takes rows."""
     found: dict[str, Sums] = {}
-    if not detector.reader.gathers:
-        return f"{_name(detector)} does not read in a stream"
-    if isinstance(detector.task, MultiLabel):
-        return "the sets of labels are known only when all inputs have come"
+    rows = ""
     for name, term in detector.terms.items():
         if term.method.fits and not (chunks and term.method.chunks):
-            sums = term.method.sums
-            if sums is None:
-                what = getattr(term.method, "density", None) or type(detector).__name__
-                return f"{what} of layer {name!r} is fitted to rows, not to sums over them"
-            found[name] = sums
-    return found
+            if isinstance(detector.task, MultiLabel):  # whose sets of labels are known only when all inputs have come
+                rows = f"{_name(detector)} of several labels"
+            elif term.method.sums is None:
+                rows = f"{getattr(term.method, 'density', None) or _name(detector)} of layer {name!r}"
+            else:
+                found[name] = term.method.sums
+    return {} if isinstance(detector.task, MultiLabel) else found, rows
 
 
-def _require_sums(detector: Any, *, chunks: bool = False) -> dict[str, Sums]:
-    sums = sums_of(detector, chunks=chunks)
-    if isinstance(sums, str):
-        raise NotImplementedError(
-            f"{sums}: use fit(loader), which keeps features, or one Gaussian per class, GaussianMixture(1)."
-        )
-    return sums
+def limit(rows: str) -> int:
+    """How many rows a state keeps, at least, for what takes them."""
+    return ROWS if rows else 0
 
 
 def gather(
     detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None = None, folder: Path | None = None
 ) -> State:
     """The state of a loader's inputs, and of those of all processes of a team; reductions are fitted where none are."""
-    sums = _require_sums(detector, chunks=folder is not None)
-    crew, reader = team(), detector.reader
+    crew, reader, (sums, rows) = team(), detector.reader, sums_of(detector, chunks=folder is not None)
+    if not reader.gathers or (rows and folder is not None):
+        what = rows or f"what {_name(detector)} reads"
+        raise NotImplementedError(f"{what} is neither summed nor kept in a file: use fit(loader) alone.")
     assert isinstance(reader, Extractor)
-    state = State(detector.condition, sums, SAMPLE if detector._combination.learns else 0)
+    state = State(detector.condition, sums, max(limit(rows), SAMPLE if detector._combination.learns else 0))
     if folder is not None:
         on_disk = [name for name, term in detector.terms.items() if term.method.chunks]
         state.rows = {name: Rows(folder / str(place), name) for place, name in enumerate(on_disk)}

@@ -33,8 +33,9 @@ class State:
     """What was gathered from training data: sums over the rows of each term, and a sample of rows chosen by content.
 
     Made by `Detector.gather`. States of different data are added with `+` or `sum`, exactly and in any order, and
-    `Detector.fit_state` fits to the result what a fit to all data at once would give. Its size does not depend on the
-    amount of data.
+    `Detector.fit_state` fits to the result what a fit to all data at once would give. Methods that are not fitted to
+    sums, such as mixtures, are fitted to the sample, of 65,536 rows at most: of more data, the fit is approximate. The
+    size does not depend on the amount of data.
 
     Example:
         >>> from hidden_uncertainty import GaussianMixture, LatentDensity
@@ -68,17 +69,18 @@ class State:
         if not self._waiting:
             return self
         rows = Features.cat(self._waiting)
-        y = rows.condition(self.condition)
-        if len(y) and int(y.min()) < 0:
-            raise ValueError(f"classes must be 0 or more, not {int(y.min())}: leave such inputs out.")
-        for name, sums in self.sums.items():
-            z = rows.z[name]
-            if name not in self.moments:
-                home = "cpu" if z.device.type == "mps" else z.device  # which has no float64
-                self.moments[name] = Moments.empty(rows.classes or 0, z.shape[1], sums, home)
-            self.moments[name].update(z, y)
-        for name, file in self.rows.items():
-            file.append(rows.z[name], y)
+        if self.sums or self.rows:
+            y = rows.condition(self.condition)
+            if len(y) and int(y.min()) < 0:
+                raise ValueError(f"classes must be 0 or more, not {int(y.min())}: leave such inputs out.")
+            for name, sums in self.sums.items():
+                z = rows.z[name]
+                if name not in self.moments:
+                    home = "cpu" if z.device.type == "mps" else z.device  # which has no float64
+                    self.moments[name] = Moments.empty(rows.classes or 0, z.shape[1], sums, home)
+                self.moments[name].update(z, y)
+            for name, file in self.rows.items():
+                file.append(rows.z[name], y)
         kept = rows.lowest(self.limit)
         self.sample = kept if self.sample is None else Features.cat([self.sample, kept]).lowest(self.limit)
         return self
@@ -97,7 +99,7 @@ class State:
                     "to all data or a part (detector.fit), send that detector to where data are (save and load), and "
                     "gather with it."
                 )
-        if (self.condition, dict(self.sums)) != (other.condition, dict(other.sums)):
+        if (self.condition, dict(self.sums), self.limit) != (other.condition, dict(other.sums), other.limit):
             raise ValueError("the states are of different detectors: gather both with the same one.")
         moments = {name: self.moments[name] + other.moments[name] for name in self.moments}
         rows = Features.received([mine.plain(), theirs.plain()], mine.reductions, mine.prediction.device)
@@ -114,9 +116,9 @@ class State:
             self.settle()
         own = {name: (part.shift.shape[1], len(part.count), part.dtype) for name, part in self.moments.items()}
         known = [facts for facts in crew.all(own) if facts]
-        if not known:
-            raise ValueError("no process was given any input: all shards are empty.")
         total = State(self.condition, self.sums, self.limit, inputs=sum(crew.all(self.inputs)))
+        if not total.inputs:
+            raise ValueError("no process was given any input: all shards are empty.")
         for name, sums in self.sums.items():
             mine = self.moments.get(name) or Moments.empty(0, known[0][name][0], sums, device)
             found = mine.summed(max(facts[name][1] for facts in known), crew.sum)
@@ -136,7 +138,8 @@ class State:
         if sample is None:
             raise ValueError("there is nothing to save: no input was gathered.")
         terms, tensors = [], {"prediction": sample.prediction}
-        tensors |= {} if sample.label is None else {"label": sample.label}
+        others = {"label": sample.label, "variance": sample.variance}
+        tensors |= {name: values for name, values in others.items() if values is not None}
         for place, (name, z) in enumerate(sample.z.items()):
             reduction, residual, moments = sample.reductions[name], sample.residual[name], self.moments.get(name)
             parts = {"z": z, **({} if residual is None else {"residual": residual})}
@@ -179,6 +182,7 @@ class State:
                 task=from_config(header["task"]),
                 reductions=reductions,
                 label=tensors.get("label"),
+                variance=tensors.get("variance"),
                 classes=header["classes"],
             )
         return state

@@ -132,7 +132,7 @@ def resized(values: Tensor, size: tuple[int, ...] | None) -> Tensor:
     if size is None or values.shape[2:] == size:
         return values
     values = as_real(values, copy=False)
-    if len(values) == 0:
+    if values.shape[0] == 0:  # len() of an input whose size is free cannot be exported
         return values.new_empty(0, values.shape[1], *size)  # which torch refuses to interpolate
     return interpolate(values, size, mode="bilinear", align_corners=False)
 

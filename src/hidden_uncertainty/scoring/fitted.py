@@ -171,17 +171,17 @@ def fit_terms(
     combination: Combination,
     *,
     owner: object,
-    moments: Mapping[str, Moments | Any] | None = None,
+    moments: Mapping[str, Moments | Any],
 ) -> Fitted:
     """Fit copies of the methods of terms to features, for a detector, the `owner`.
 
-    `moments` are sums over the rows of each term, or its rows on disk: they are fitted to, and features are a sample.
+    `moments` are sums over the rows of some terms, or their rows on disk: these terms are fitted to them instead.
     """
-    if len(features) == 0 and not any(bool(part.count.any()) for part in (moments or {}).values()):
+    if len(features) == 0 and not any(bool(part.count.any()) for part in moments.values()):
         raise ValueError("there is nothing to fit to: no input came, or all are in the holdout. Give more.")
     if any(method.needs_classes for method in methods.values()):
         require_classes(features.task, type(owner).__name__)
-    conditional = moments is None and any(method.conditional for method in methods.values())
+    conditional = any(method.conditional and name not in moments for name, method in methods.items())
     y = features.condition(condition) if conditional else None
     classes = y
     if isinstance(features.task, MultiLabel):
@@ -194,7 +194,7 @@ def fit_terms(
         method, z = copy.deepcopy(asked, memo), features.z[name]
         shared |= {id(part): memo[id(part)] for part in asked.shared}
         if method.fits:
-            known = None if moments is None else moments[name]
+            known = moments.get(name)
             if _constant(z) if known is None else known.constant():
                 raise ValueError(
                     f"layer {name!r} gives the same activations for all inputs, so it says nothing about any. Choose "
