@@ -201,8 +201,7 @@ class Extractor(Reader):
         kept: list[Features] = []
         apart: list[Features] = []
         for features, rows in self.pieces(stream, reductions, total, holdout):
-            every = not bool(rows.any())
-            kept.append(features if every else features[~rows])
+            kept.append(features[~rows])
             apart.append(features[rows])
         return (Features.cat(kept), Features.cat(apart)) if kept else (None, None)
 

@@ -42,8 +42,7 @@ class Lattice(NamedTuple):
 
     def to(self, device: torch.device) -> Lattice:
         """The same on another device."""
-        rows, columns = (Axis(*(part.to(device) for part in axis)) for axis in self[1:])
-        return Lattice(self.places.to(device), rows, columns)
+        return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
 class Row(NamedTuple):
@@ -208,20 +207,15 @@ class Features:
     def __getitem__(self, which: slice | Tensor) -> Self:
         """Some of the inputs: a slice, a mask or a tensor of indices."""
 
-        def some(values: Any) -> Any:
-            if values is None:
-                return None
+        def some(values: Tensor) -> Tensor:
             return values[which.to(values.device) if isinstance(which, Tensor) else which]
 
         return replace(self, **self._columns(some))
 
-    def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
-        """All columns, changed, by the names of their fields; some may be None."""
-        parts = {"z": self.z, "residual": self.residual}
-        return {
-            **{kind: {name: change(values) for name, values in part.items()} for kind, part in parts.items()},
-            **{name: change(getattr(self, name)) for name in ("prediction", "label", "variance")},
-        }
+    def _columns(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """All columns, changed, by the names of their fields; those that are None stay so."""
+        columns = {name: getattr(self, name) for name in ("prediction", "label", "variance")}
+        return tree_map_only(Tensor, change, {"z": dict(self.z), "residual": dict(self.residual), **columns})
 
     @classmethod
     def cat(cls, parts: list[Features]) -> Features:
@@ -229,28 +223,19 @@ class Features:
         first = parts[0]
         if len(parts) == 1:
             return parts.pop()
-        names = ("prediction", "label", "variance")
-        rows: dict[Any, list[Any]] = {name: [getattr(part, name) for part in parts] for name in names}
-        for name in first.z:
-            rows["z", name] = [part.z[name] for part in parts]
-            rows["residual", name] = [part.residual[name] for part in parts]
+        columns = [part._columns(lambda values: values) for part in parts]
         parts.clear()
 
-        def joined(key: Any) -> Any:
-            found = rows.pop(key)
-            return None if any(part is None for part in found) else torch.cat(list(found))
+        def joined(some: list[Any]) -> Any:
+            if isinstance(some[0], dict):
+                return {name: joined([part.pop(name) for part in some]) for name in list(some[0])}
+            return None if any(part is None for part in some) else torch.cat(some)
 
-        return replace(
-            first,
-            z={name: joined(("z", name)) for name in first.z},
-            residual={name: joined(("residual", name)) for name in first.z},
-            **{name: joined(name) for name in names},
-        )
+        return replace(first, **joined(columns))
 
     def plain(self) -> dict[str, Any]:
         """All but the reductions as tensors on the CPU, numbers and text, to be sent to another process."""
-        columns = self._columns(lambda values: None if values is None else values.cpu())
-        return {**columns, "classes": self.classes, "task": self.task.config()}
+        return {**self._columns(Tensor.cpu), "classes": self.classes, "task": self.task.config()}
 
     @classmethod
     def received(

@@ -19,7 +19,7 @@ from ..uncertainty import LayerScores
 from .extractor import Extractor, Read
 from .features import Axis, Features, Lattice, Population, Reading, Row
 from .pixels import Pixels, Sampler
-from .reader import Later, lowest
+from .reader import Later, Reader, lowest
 
 Size = tuple[int, ...]  # (H, W)
 CELLS = 1 << 22  # numbers of a tile: pixels times their dimensions
@@ -201,9 +201,7 @@ class PixelExtractor(Extractor):
         sampler = self._draw(loader, 0.0)
         return self._features(sampler, *sampler.drawn(), reductions)
 
-    def unseen(self, loader: Iterable[Any], reductions: Mapping[str, Reduction]) -> Later:
-        """All images of a loader."""
-        return Later(self, loader, reductions)
+    unseen = Reader.unseen  # images are read when they are asked for
 
     def reading(  # type: ignore[override]  # a grid instead of rows
         self, batch: Batch, reductions: Mapping[str, Reduction], index: int | None = None, *, labels: bool = False

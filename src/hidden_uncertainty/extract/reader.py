@@ -184,8 +184,7 @@ class Reader:
             self.task = infer_task(output, batch.label, self.output, pixels=self.pixels is not None)
             predict = self.task.predict if self.pixels is None else self.task.predict_pixels
             note(f"task: {self.task.describe(predict(output))}. Pass task= to say otherwise.")
-        if batch.label is not None:
-            check_task(self.task, output, batch.label)
+        check_task(self.task, output, batch.label)
         if not self._compared:
             self._compared = True
             warn_of_others(self.task, output)
@@ -299,7 +298,6 @@ def _certainly(scores: Tensor, label: Tensor | None, pixels: bool) -> tuple[bool
 
 def _of_classes(label: Tensor) -> bool:
     """Floating labels that stand for classes: zeros and ones, as binary cross-entropy wants them, or probabilities."""
-    if bool(((label == 0) | (label == 1)).all()):
-        return True
     several = label.dim() == 2 and label.shape[1] > 1
-    return several and bool((label >= 0).all() and ((label.sum(1) - 1).abs() < 1e-3).all())
+    shares = several and bool((label >= 0).all() and ((label.sum(1) - 1).abs() < 1e-3).all())
+    return shares or bool(((label == 0) | (label == 1)).all())

@@ -30,7 +30,7 @@ from .state import Rows, State
 INPUTS = 150  # read again, at most; of a long loader, at least 60
 TOGETHER = 10  # of one batch at least, where it has them
 BYTES = 1 << 28  # kept of them, at most
-ROWS = 1 << 16  # that a state keeps for what is not fitted to sums
+ROWS = 1 << 16  # that a state keeps, at least, for what is not fitted to sums
 
 Some = TypeVar("Some", Batch, Features)
 
@@ -138,7 +138,8 @@ def check_state(detector: Any, state: State) -> None:
     if not isinstance(state, State):
         raise TypeError(f"fit_state takes a State, as detector.gather(loader) or State.load(path), not {state!r}.")
     (sums, rows), sample = sums_of(detector), state.settle().sample
-    if sample is None or (sums, detector.condition) != (dict(state.sums), state.condition) or state.limit < limit(rows):
+    same = (sums, detector.condition) == (dict(state.sums), state.condition) and (not rows or state.limit >= ROWS)
+    if sample is None or not same:
         raise ValueError(
             f"the state has {dict(state.sums)} of {state.inputs:,} inputs given the {state.condition}; this detector "
             f"needs {sums or rows} given the {detector.condition}. Gather it with the same kind of detector."
@@ -174,11 +175,6 @@ def sums_of(detector: Any, *, chunks: bool = False) -> tuple[dict[str, Sums], st
     return {} if isinstance(detector.task, MultiLabel) else found, rows
 
 
-def limit(rows: str) -> int:
-    """How many rows a state keeps, at least, for what takes them."""
-    return ROWS if rows else 0
-
-
 def gather(
     detector: Any, loader: Iterable[Any], reductions: Mapping[str, Reduction] | None = None, folder: Path | None = None
 ) -> State:
@@ -188,7 +184,7 @@ def gather(
         what = rows or f"what {_name(detector)} reads"
         raise NotImplementedError(f"{what} is neither summed nor kept in a file: use fit(loader) alone.")
     assert isinstance(reader, Extractor)
-    state = State(detector.condition, sums, max(limit(rows), SAMPLE if detector._combination.learns else 0))
+    state = State(detector.condition, sums, max(ROWS if rows else 0, SAMPLE if detector._combination.learns else 0))
     if folder is not None:
         on_disk = [name for name, term in detector.terms.items() if term.method.chunks]
         state.rows = {name: Rows(folder / str(place), name) for place, name in enumerate(on_disk)}
@@ -224,16 +220,13 @@ def gather_features(detector: Any, loader: Iterable[Any], holdout: float) -> tup
         apart = None
     elif apart is None:  # the shard is empty
         apart = Later(reader, (), {})
-    if crew.size == 1 or not reader.gathers:
-        return features, apart
-    if detector._fits:
+    if crew.size > 1 and detector._fits:
         every = crew.to_first(None if features is None else features.plain())
-        total = sum(crew.all(0 if features is None else len(features)))
         if crew.rank == 0:
             assert reader.reductions is not None
             features = Features.received(every, reader.reductions, device_of(reader.model) or "cpu")
             size = sum(z.nbytes for z in features.z.values()) / 1e6
-            note(f"the features of {total:,} inputs, {size:,.0f} MB, are fitted to in the first process.")
+            note(f"the features of {len(features):,} inputs, {size:,.0f} MB, are fitted to in the first process.")
     return features, apart
 
 

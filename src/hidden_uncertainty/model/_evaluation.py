@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..notes import note
-from ..precision import Setting
+from ..precision import Setting, put_back_after
 
 T = TypeVar("T")
 
@@ -50,7 +50,6 @@ def evaluated(model: nn.Module, work: Callable[[], T], *, exclusive: bool = Fals
 
 
 def _changed(model: nn.Module, work: Callable[[], T]) -> T:
-    global _change
     found = _survey(model)  # again, as nobody else changes modules now
     if found.training and model not in _told:
         _told.add(model)
@@ -59,17 +58,16 @@ def _changed(model: nn.Module, work: Callable[[], T]) -> T:
             "that use it meanwhile, and what they set with train() or eval() is undone. Call model.eval() first."
         )
     change = _Change(found, _change)
-    try:
+
+    def changed() -> T:
+        global _change
         _change = change
         change.make()
         result = _eager.around(work) if found.compiled else work()
         change.learn()
         return result
-    finally:
-        try:
-            change.undo()
-        finally:
-            change.undo()
+
+    return put_back_after(changed, change.undo)
 
 
 class _Survey(NamedTuple):

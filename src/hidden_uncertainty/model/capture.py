@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ..precision import put_back_after
 from ._evaluation import evaluated
 
 Tap = Callable[[Any], Any]
@@ -48,25 +49,23 @@ def run(
     Taps of `before` are given the tuple of a layer's inputs, just before it runs; what the others return comes back by
     name, beside the model's output. The name `""` is the model itself.
     """
-    kept: dict[tuple[str, bool], Any] = {}
-    calls: dict[tuple[str, bool], int] = {}
+    kept: dict[tuple[str, bool], list[Any]] = {}  # of each call of a layer, of which only the first is tapped
 
     def tapped(name: str, tap: Tap, *, early: bool = False) -> Callback:
-        calls[name, early] = 0
+        own = kept[name, early] = []
 
         def callback(output: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            calls[name, early] += 1
-            if calls[name, early] == 1:
-                kept[name, early] = tap((*inputs, *named.values()) if early else output)
+            own.append(None if own else tap((*inputs, *named.values()) if early else output))
 
         return callback
 
     after = {name: tapped(name, tap) for name, tap in taps.items()}
     first = {name: tapped(name, tap, early=True) for name, tap in (before or {}).items()}
     output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
+    calls = {name: len(own) for (name, _), own in kept.items()}
     if any(count != 1 for count in calls.values()):
-        raise RuntimeError(_not_once({name: count for (name, _), count in calls.items()}))
-    return output, {name: kept[name, False] for name in taps}
+        raise RuntimeError(_not_once(calls))
+    return output, {name: kept[name, False][0] for name in taps}
 
 
 def lend(
@@ -105,9 +104,7 @@ def lend(
             layers[name]._forward_pre_hooks[hook] = hook  # type: ignore[index]
         return work(root)
 
-    # An interrupt can come after each call but nowhere else: what must be undone is undone by the first call that
-    # comes, or without one. Only hooks may stay, which do nothing once their call has ended.
-    try:
+    def lent() -> T:
         torch._C._set_grad_enabled(False)
         if torch._C._is_any_autocast_enabled():
             # Older torch keeps a weight cast under no_grad in autocast's cache, without its gradient, and the
@@ -115,17 +112,16 @@ def lend(
             torch.set_autocast_cache_enabled(False)
         _running.call = call
         return evaluated(root, hooked, exclusive=exclusive)
-    finally:
+
+    def put_back() -> None:
         _running.call = around
         call.process = None
-        try:
-            torch._C._set_grad_enabled(gradients)
-        finally:
-            try:
-                torch.set_autocast_cache_enabled(cache)
-            finally:
-                for layer in layers.values():
-                    _sweep(layer)
+        torch._C._set_grad_enabled(gradients)
+        torch.set_autocast_cache_enabled(cache)
+        for layer in layers.values():
+            _sweep(layer)
+
+    return put_back_after(lent, put_back)
 
 
 def find(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
@@ -178,8 +174,6 @@ def device_of(model: nn.Module) -> torch.device | None:
 
 
 class _Call:
-    """One loan of a model."""
-
     process: object = None  # also once it has ended
 
 

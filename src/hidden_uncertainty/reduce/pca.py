@@ -53,7 +53,6 @@ class StreamingPCA:
         self.exact = dim <= max(self.EXACT_DIM, self.sketch)
         self.passes = self.passes_left = 1 if self.exact else 2
         self.seed, self.name = seed, name
-        self._count = 0
         self._shift: Tensor | None = None  # (D,), about which this pass sums
         self._components: Components | None = None
 
@@ -160,7 +159,9 @@ class StreamingPCA:
             small = self._small - torch.outer(small_sum, small_delta) - torch.outer(small_delta, small_rest)
             values, right = _nystrom(self._left, all_sum(small))
             chosen = self._choose(values, count, mean)
-            basis = _transposed_product(self._left, right[:, chosen])
+            basis = self._left.new_empty(self.dim, len(chosen))
+            for rows, block in zip(basis.split(1024), self._left.split(1024, dim=1), strict=True):
+                rows.copy_(block.double().T @ right[:, chosen])
             del self._left, self._small
         self.passes_left = 0
         # The sign of a component is arbitrary, and rounding may turn it: a fixed direction decides, hardly ever a tie.
@@ -219,11 +220,3 @@ def _nystrom(left: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
         gram.addmm_(wide, wide.T)
     values, vectors = torch.linalg.eigh(whiten.T @ gram @ whiten)
     return values, whiten @ vectors * values.clamp(min=0).rsqrt()
-
-
-def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product leftᵀ right (D, k), multiplied in float64 and kept in float32."""
-    out = torch.empty(left.shape[1], right.shape[1], dtype=torch.float32, device=left.device)
-    for rows, block in zip(out.split(1024), left.split(1024, dim=1), strict=True):
-        rows.copy_(block.double().T @ right)
-    return out
