@@ -121,10 +121,10 @@ def pca(device: Device, *, name: str, rows: int, dim: int, keep: int) -> Iterato
 
     def ours() -> None:
         pca = StreamingPCA(dim, keep)
-        while not pca.done:
+        while pca.passes_left:
             pca.update(x)
             pca.end_pass()
-        result = pca.result()
+        result = pca.components
         found[:] = [(result.mean, result.basis)]
 
     @precise

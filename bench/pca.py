@@ -67,14 +67,14 @@ def _run(side: str, rows: int, dim: int, keep: int, fewer: int) -> dict[str, Any
 def _ours(rows: int, dim: int, keep: int) -> tuple[Tensor, Tensor, float]:
     pca = StreamingPCA(dim, keep)
     loading = 0.0
-    while not pca.done:
+    while pca.passes_left:
         stream, start = signals(rows, dim), time.perf_counter()
         for batch in stream:
             loading += time.perf_counter() - start
             pca.update(batch)
             start = time.perf_counter()
         pca.end_pass()
-    found = pca.result()
+    found = pca.components
     return found.mean, found.basis, loading
 
 

@@ -18,11 +18,11 @@ CPU = torch.device("cpu")
 
 def fit(x: Tensor, keep: int, *, batch: int = 100, **options) -> Components:
     pca = StreamingPCA(x.shape[1], keep, **options)
-    while not pca.done:
+    while pca.passes_left:
         for part in x.split(batch):
             pca.update(part)
         pca.end_pass()
-    return pca.result()
+    return pca.components
 
 
 def draw(variances: Tensor, n: int, seed: int = 0) -> Tensor:
@@ -106,12 +106,12 @@ def test_batches_and_their_order_do_not_matter(cuts, seed, wide):
         x = draw(torch.arange(1, 121.0) ** -1.5, 400) + 5
         generator = torch.Generator().manual_seed(seed)
         pca = StreamingPCA(120, 10)
-        while not pca.done:
+        while pca.passes_left:
             shuffled = x[torch.randperm(400, generator=generator)]
             for part in shuffled.tensor_split(sorted(cuts)):
                 pca.update(part)
             pca.end_pass()
-        ours, whole = pca.result(), fit(x, 10, batch=400)
+        ours, whole = pca.components, fit(x, 10, batch=400)
     torch.testing.assert_close(ours.mean, whole.mean)
     torch.testing.assert_close(ours.variance, whole.variance, rtol=1e-4, atol=0)
     torch.testing.assert_close(ours.total, whole.total, rtol=1e-5, atol=0)
@@ -205,11 +205,11 @@ def test_processes_that_share_the_data_find_what_one_does(mode):
             return total
 
         pca = StreamingPCA(120, 10)
-        while not pca.done:
+        while pca.passes_left:
             for part in shares[rank].split(64):
                 pca.update(part)
             pca.end_pass(all_sum)
-        found[rank] = pca.result()
+        found[rank] = pca.components
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -252,11 +252,11 @@ def test_inference_mode_leaves_ordinary_tensors(mode):
         pca.update(x.clone())
     pca.update(x)
     pca.end_pass()
-    while not pca.done:
+    while pca.passes_left:
         with torch.inference_mode():
             pca.update(x.clone())
             pca.end_pass()
-    assert not any(part.is_inference() for part in pca.result())
+    assert not any(part.is_inference() for part in pca.components)
 
 
 def test_same_seed_same_result_and_the_global_generator_is_left_alone(monkeypatch):
@@ -280,10 +280,10 @@ def test_non_finite_values_are_counted(bad, when, mode):
     spoiled[0, :3] = bad
     with pytest.raises(ValueError, match=r"layer 'conv' gave 3 non-finite values .* in a batch of 32"):
         pca.update(spoiled)
-    while not pca.done:  # nothing of the bad batch stayed
+    while pca.passes_left:  # nothing of the bad batch stayed
         pca.update(x)
         pca.end_pass()
-    assert all(torch.isfinite(part).all() for part in pca.result())
+    assert all(torch.isfinite(part).all() for part in pca.components)
 
 
 def test_squares_that_overflow_are_an_error(monkeypatch):
@@ -301,8 +301,7 @@ def test_wrong_use():
     pca.update(torch.zeros(0, 5))
     with pytest.raises(RuntimeError, match="pass 1 of 1 over x brought no samples"):
         pca.end_pass()
-    with pytest.raises(RuntimeError, match="1 of 1 passes over x are still to come"):
-        pca.result()
+    assert pca.components is None
     pca.update(torch.eye(5))
     pca.end_pass()
 

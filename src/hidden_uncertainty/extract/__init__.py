@@ -4,7 +4,7 @@ from .extractor import Extractor
 from .features import OUTPUTS, AsIs, Axis, Features, Lattice, Population, Reading, Rows, Unseen
 from .pixel_extractor import Grid, PixelExtractor, label_maps
 from .pixels import Pixels
-from .reader import Later, NoNetwork, NoReader, Reader, Source, activation_of, require_sources
+from .reader import Later, NoNetwork, NoReader, Reader, Source, activation_of
 
 __all__ = [
     "OUTPUTS",
@@ -27,5 +27,4 @@ __all__ = [
     "Unseen",
     "activation_of",
     "label_maps",
-    "require_sources",
 ]

@@ -42,16 +42,6 @@ class Source:
         return (self.layer, self.reduce.read, self.reduce.select) == (reduction.layer, theirs.read, theirs.select)
 
 
-def require_sources(features: Features, sources: Mapping[str, Source]) -> None:
-    """Raise unless features were read where terms read."""
-    other = [name for name, source in sources.items() if not source.fits(features.reductions[name])]
-    if other:
-        raise ValueError(
-            f"the features of {other} were read elsewhere than this detector reads: extract them with a detector that "
-            "has the same layers, and the same read= and select= in Reduce(...)."
-        )
-
-
 def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, masked: bool = True) -> Tensor:
     """What is reduced of what a layer returned, (n, ...); tokens of which some are padding come pooled, as one."""
     activation, real = select_masked(output, reduce.select, f"layer {layer!r}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..density import Sums
-from ..extract import Extractor, Features, Later, Reading, Unseen, require_sources
+from ..extract import Extractor, Features, Later, Reading, Unseen
 from ..extract.extractor import check_count
 from ..model.batches import Adapter, Batch, batches, count, dtype_of, leaves
 from ..model.capture import device_of
@@ -123,7 +123,7 @@ def read_unseen(
 def check_features(detector: Any, features: Features, calibration: Features | None) -> None:
     """Raise unless a detector can be fitted to features, and calibrated with others."""
     Features.require(features, detector.layers, getattr(features, "reductions", {}))
-    require_sources(features, {name: term.source for name, term in detector.terms.items()})
+    _check_sources(detector, features)
     if calibration is not None:
         Features.require(calibration, detector.layers, features.reductions)
         if calibration.population is not None:
@@ -146,7 +146,16 @@ def check_state(detector: Any, state: State) -> None:
         )
     if rows and len(sample) < state.inputs:
         note(f"{rows} is fitted to rows, not to sums: to those of {len(sample):,} of {state.inputs:,} inputs.")
-    require_sources(sample, {name: term.source for name, term in detector.terms.items()})
+    _check_sources(detector, sample)
+
+
+def _check_sources(detector: Any, features: Features) -> None:
+    other = [name for name, term in detector.terms.items() if not term.source.fits(features.reductions[name])]
+    if other:
+        raise ValueError(
+            f"the features of {other} were read elsewhere than this detector reads: extract them with a detector that "
+            "has the same layers, and the same read= and select= in Reduce(...)."
+        )
 
 
 def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, kept: Kept | None = None) -> Fitted:
@@ -303,7 +312,10 @@ def read_again(
     try:
         for batch in [] if kept is None else kept.batches:
             # A copy, as networks may write into their inputs.
-            yield read(batch.clone()), [_single(read(batch[i : i + 1])) for i in range(len(batch))]
+            whole, alone = read(batch.clone()), [read(batch[i : i + 1]) for i in range(len(batch))]
+            if any(len(reading.prediction.value) != 1 for reading in alone):
+                raise ValueError("it gave none or several predictions for one")
+            yield whole, alone
         if kept is not None:
             return
     except Exception as error:  # whatever a network makes of a single input
@@ -319,9 +331,3 @@ def read_again(
 def _some(inputs: Some, most: int) -> Some:
     """At most so many of them, evenly spread."""
     return inputs[:: -(-len(inputs) // most)]
-
-
-def _single(reading: Reading) -> Reading:
-    if len(reading.prediction.value) != 1:
-        raise ValueError(f"predictions {tuple(reading.prediction.value.shape)} for one input")
-    return reading

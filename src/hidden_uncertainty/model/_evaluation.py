@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -28,7 +28,6 @@ _change: _Change | None = None  # the one being made, and those around it in the
 # a change begins or ends: who finds the same set before and after looking at modules saw them as the user left them.
 _switched: set[nn.Module] = set()
 _moving: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # names of buffers that a run changes
-_STILL: frozenset[str] = frozenset()
 _told: WeakSet[nn.Module] = WeakSet()  # models whose training mode was noted
 
 
@@ -84,7 +83,7 @@ def _survey(model: nn.Module) -> _Survey:
     for module in modules:
         if getattr(module, "training", False):  # frozen TorchScript has no such attribute
             training.append(module)
-        if module._buffers and _moving.get(module) != _STILL:
+        if module._buffers and _moving.get(module) != frozenset():
             unsettled.append(module)
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             raise RuntimeError(
@@ -168,18 +167,11 @@ class _Change:
         _change, self.undone = self.around, True
 
 
-def _set_stance(stance: Any) -> None:
-    if isinstance(stance, str):
-        torch.compiler.set_stance(stance)
-    else:
-        sys.modules["torch._dynamo.eval_frame"]._set_stance(stance)
-
-
 # Runs compiled code as plain Python, where hooks fire.
 _eager = Setting(
     lambda: sys.modules["torch._dynamo.eval_frame"]._stance,
-    _set_stance,
-    lambda now: None if now.stance == "force_eager" else "force_eager",
+    lambda stance: sys.modules["torch._dynamo.eval_frame"]._set_stance(stance),
+    lambda now: None if now.stance == "force_eager" else type(now)("force_eager"),
 )
 
 

@@ -62,9 +62,8 @@ def run(
     after = {name: tapped(name, tap) for name, tap in taps.items()}
     first = {name: tapped(name, tap, early=True) for name, tap in (before or {}).items()}
     output = lend(model, after, lambda inner: inner(*args, **kwargs), before=first)
-    calls = {name: len(own) for (name, _), own in kept.items()}
-    if any(count != 1 for count in calls.values()):
-        raise RuntimeError(_not_once(calls))
+    if any(len(own) != 1 for own in kept.values()):
+        raise RuntimeError(_not_once({name: len(own) for (name, _), own in kept.items()}))
     return output, {name: kept[name, False][0] for name in taps}
 
 
@@ -169,8 +168,7 @@ def nearest(name: str, known: Iterable[str], count: int = 4) -> list[str]:
 
 def device_of(model: nn.Module) -> torch.device | None:
     """Return the device of the model's first parameter or buffer, or `None` when it has neither."""
-    first = next(chain(model.parameters(), model.buffers()), None)
-    return None if first is None else first.device
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), None)
 
 
 class _Call:

@@ -173,8 +173,12 @@ def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, 
     if not calls:
         raise ValueError("no layer with weights was called once, so none can be chosen: name one with layers=.")
     known = [call for call in reversed(calls) if _readable(call.taken, len(scores))]
-    # Such as a layer with an adapter beside it, whose outputs are added up.
-    parts = [call for call in known if any(_is_first_of(call, other) for other in around)]
+    # Parts that read what the whole is given, such as a layer with an adapter beside it, whose outputs are added up.
+    parts = [
+        call
+        for call in known
+        if any(call.name.startswith(f"{other.name}.") and call.source == other.source for other in around)
+    ]
     for some, alike, reason in (
         (known, _same, "read by the layer that gives the network's output"),
         (parts, _as_wide, "read by the part that gives the network's output"),
@@ -192,11 +196,6 @@ def _head(calls: Sequence[_Call], scores: Tensor, batch: Batch) -> tuple[_Call, 
     if not _readable(call.given, len(scores)):
         raise ValueError("what the head reads was not found: name a layer with layers=.")
     return call, _output_of(call, "the last layer with weights, as no layer gives the network's output")
-
-
-def _is_first_of(call: _Call, other: _Call) -> bool:
-    """Whether a layer is a part of another, and reads what that is given."""
-    return call.name.startswith(f"{other.name}.") and call.source == other.source
 
 
 def _output_of(call: _Call, reason: str) -> Choice:

@@ -16,8 +16,8 @@ FLOAT32_EPS = torch.finfo(torch.float32).eps
 class Components(NamedTuple):
     """What a principal component analysis found."""
 
-    mean: Tensor  # (D,)
-    basis: Tensor  # (D, k), orthonormal columns, largest variance first
+    mean: Tensor  # (D,), in float32
+    basis: Tensor  # (D, k), likewise: orthonormal columns, largest variance first
     variance: Tensor  # (k,), in float64, as squares of small activations underflow
     total: Tensor  # scalar: the variance of all D dimensions, likewise
 
@@ -54,12 +54,7 @@ class StreamingPCA:
         self.passes = self.passes_left = 1 if self.exact else 2
         self.seed, self.name = seed, name
         self._shift: Tensor | None = None  # (D,), about which this pass sums
-        self._components: Components | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether all passes have ended."""
-        return self.passes_left == 0
+        self.components: Components | None = None  # once all passes have ended
 
     def _start(self, first: Tensor) -> None:
         self.device = torch.device("cpu") if first.device.type == "mps" else first.device  # which has no float64
@@ -169,7 +164,7 @@ class StreamingPCA:
         fixed = torch.randn(self.dim, generator=generator, dtype=torch.float32, device="cpu").to(basis.device)
         basis *= torch.where(fixed @ basis < 0, -1.0, 1.0)
         variance = values[chosen] / (count - 1)
-        self._components = Components(mean.float(), basis, variance, energy / (count - 1))
+        self.components = Components(mean.float(), basis, variance, energy / (count - 1))
 
     def _check_finite(self, x: Tensor) -> None:
         bad = int(x.numel() - torch.isfinite(x).sum())
@@ -190,12 +185,6 @@ class StreamingPCA:
                 f"or give more samples."
             )
         return torch.arange(len(values) - 1, len(values) - 1 - rank, -1, device=values.device)
-
-    def result(self) -> Components:
-        """`mean` (D,) and `basis` (D, k) in float32, `variance` (k,) and the `total` variance in float64."""
-        if self._components is None:
-            raise RuntimeError(f"{self.passes_left} of {self.passes} passes over {self.name} are still to come.")
-        return self._components
 
 
 def _signs(rows: int, columns: int, seed: int, device: torch.device) -> Tensor:

@@ -171,8 +171,7 @@ class Reduce:
     def check_shape(self, layer: str, fitted: tuple[int, ...], now: tuple[int, ...]) -> None:
         """Raise unless the output of a layer has the shape that was fitted, as far as `how` needs it."""
         if self.how in ("flatten", "project"):
-            if fitted == now:
-                return
+            fits = fitted == now
             advice = ", or pool with reduce='channels' or 'tokens', which take any size"
             if len(now) == 2:
                 advice = (
@@ -182,13 +181,13 @@ class Reduce:
         else:
             axis = slice(0, 1) if self.how == "channels" else slice(-1, None)
             reachable = self.how != "token" or len(now) != 2 or -now[0] <= self.token < now[0]
-            if len(fitted) == len(now) and fitted[axis] == now[axis] and reachable:
-                return
+            fits = len(fitted) == len(now) and fitted[axis] == now[axis] and reachable
             advice = ""
-        raise ValueError(
-            f"layer {layer!r} gave {_show(fitted)} when fitted and {_show(now)} now: "
-            f"give inputs of the size used in fitting{advice}."
-        )
+        if not fits:
+            raise ValueError(
+                f"layer {layer!r} gave {_show(fitted)} when fitted and {_show(now)} now: "
+                f"give inputs of the size used in fitting{advice}."
+            )
 
 
 class Reduction(nn.Module):
@@ -234,11 +233,10 @@ class Reduction(nn.Module):
         self.reduce.check_shape(self.layer, self.shape, tuple(activation.shape[1:]))
         if self.kept is None:
             return self.reduce.flat(activation), None
-        mean, basis = self.mean, self.basis
-        x = self.reduce.flat(activation, copy=False).to(mean.device)
+        x = self.reduce.flat(activation, copy=False).to(self.mean.device)
         power = self.power
-        centred = (x - mean).div_(power).clamp_(-LARGEST, LARGEST).to(basis.dtype)  # (n, D)
-        z = centred @ basis  # (n, k)
+        centred = (x - self.mean).div_(power).clamp_(-LARGEST, LARGEST).to(self.basis.dtype)  # (n, D)
+        z = centred @ self.basis  # (n, k)
         energy, kept = (torch.linalg.vector_norm(part, dim=1).square() for part in (centred, z))
         residual = (energy - kept).clamp(min=0)  # (n,)
         if self.reduce.residual:
@@ -344,9 +342,9 @@ class ReductionFit:
         """End the current pass, as `StreamingPCA.end_pass`. Does nothing when `done`."""
         if self._pca is not None:
             self._pca.end_pass(all_sum)
-            if self._pca.done:
+            if (found := self._pca.components) is not None:
                 assert self.shape is not None
-                found, self._pca = self._pca.result(), None
+                self._pca = None
                 reduction = Reduction(self.reduce, self.layer, self.shape, found.basis.shape[1]).to(found.basis.device)
                 reduction.mean, reduction.basis = found.mean, found.basis
                 self._set_scale(reduction, found.variance.mean(), found.total - found.variance.sum(), found.total)
