@@ -104,7 +104,10 @@ def build(kind: str, setting: str) -> tuple[LatentDensity, Any]:
             }
     else:
         net, draw = Net(), lambda n, seed: images(n, (12, 16), seed)
-        options = {"layers": "third" if paper else "second", "pixels": Pixels("latent" if paper else "output", per_class=400)}
+        options = {
+            "layers": "third" if paper else "second",
+            "pixels": Pixels("latent" if paper else "output", per_class=400),
+        }
         if paper:
             options |= {"density": PAPER, "reduce": Reduce("channels", max_dim=4)}
     n = 900 if kind != "pixels" else 400 if paper else 60
