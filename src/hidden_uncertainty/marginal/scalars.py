@@ -291,35 +291,31 @@ def _concentration(y: np.ndarray) -> float:
 
 
 def _fit(y: np.ndarray) -> np.ndarray:
-    """α and β that make y likeliest, by Fisher scoring of their logarithms.
+    """α and β that make y likeliest, by Fisher scoring of their logarithms θ within regions of trust.
 
-    x = y / (1 + y) has a beta distribution, whose likelihood depends only on the means of log x and log(1 - x). Steps
-    are halved until the likelihood rises.
+    x = y / (1 + y) has a beta distribution, whose likelihood depends only on the means of log x and log(1 - x).
     """
-    from scipy import special
+    from scipy import optimize, special
 
-    log_x, log_rest = -np.logaddexp(0, -np.log(y)).mean(), -np.log1p(y).mean()
+    means = np.array([-np.logaddexp(0, -np.log(y)).mean(), -np.log1p(y).mean()])
     start = _concentration(y) * np.array([(y / (1 + y)).mean(), (1 / (1 + y)).mean()])
-    theta = np.log(start.clip(min=1e-3))
 
-    def likelihood(theta: np.ndarray) -> float:
-        alpha, beta = np.exp(theta)
-        return (alpha - 1) * log_x + (beta + 1) * log_rest - special.betaln(alpha, beta)
-
-    current = likelihood(theta)
-    for _ in range(100):
+    def loss(theta: np.ndarray) -> float:
         shape = np.exp(theta)
-        slope = shape * (np.array([log_x, log_rest]) - special.digamma(shape) + special.digamma(shape.sum()))
-        information = np.diag(special.polygamma(1, shape)) - special.polygamma(1, shape.sum())
-        step = np.linalg.solve(shape * information * shape[:, None], slope)
-        step *= 2 / max(2, np.abs(step).max())
-        while np.abs(step).max() > 1e-10 and likelihood(theta + step) < current:
-            step /= 2
-        if np.abs(step).max() <= 1e-10:
-            break
-        theta = theta + step
-        current = likelihood(theta)
-    return np.exp(theta)
+        return special.betaln(*shape) - shape @ means
+
+    def slope(theta: np.ndarray) -> np.ndarray:
+        shape = np.exp(theta)
+        return shape * (special.digamma(shape) - special.digamma(shape.sum()) - means)
+
+    def information(theta: np.ndarray) -> np.ndarray:
+        shape = np.exp(theta)
+        trigamma = np.diag(special.polygamma(1, shape)) - special.polygamma(1, shape.sum())
+        return shape * trigamma * shape[:, None]
+
+    options = {"gtol": 1e-12, "max_trust_radius": 2.0}
+    theta = np.log(start.clip(min=1e-3))
+    return np.exp(optimize.minimize(loss, theta, method="trust-exact", jac=slope, hess=information, options=options).x)
 
 
 def _locate(y: Tensor, bounds: Tensor, bins: int) -> Tensor:

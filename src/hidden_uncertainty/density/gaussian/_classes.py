@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...progress import progress_bar
 from ..base import check_reach
-from ..linalg import find_target, mean_square, own_order, power_of_two
+from ..linalg import mean_square, own_order, power_of_two, shrink
 from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, rounding_of, sound_factor
 from .moments import Central, Moments
 
@@ -195,7 +195,7 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     cov = scatter / count[:, None, None]
     if options.shrinkage is not None and bool((weight == 0).any()):
         assert fourth is not None
-        cov = find_target(cov[:, None], count[:, None], fourth[:, None], options.shrinkage).shrink(cov[:, None])[:, 0]
+        cov = shrink(cov[:, None], count[:, None], fourth[:, None], options.shrinkage)[0][:, 0]
     if pooled is not None:
         with_all = (scatter + weight[:, None, None] * pooled) / (count + weight)[:, None, None]
         cov = torch.where(weight[:, None, None] > 0, with_all, cov)

@@ -278,7 +278,8 @@ class Conditional(Stored):
         squares = across[..., None]
         for own, move in zip(along, given.moves, strict=True):
             squares = squares + (own[..., None] + move).square()  # (k, n, m)
-        return _mix(given.prior + self.u_scale[:, None, None], squares) - _log_sum(given.prior)
+        squares = squares.clamp(max=torch.finfo(squares.dtype).max / 8)  # they may overflow
+        return _log_sum(given.prior + self.u_scale[:, None, None] - 0.5 * squares) - _log_sum(given.prior)
 
     def _prepare(self) -> None:
         self._packed: Tensor | None = None
@@ -312,11 +313,6 @@ def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
     # `distances` wants an upper triangular factor: Z (I - Q Qᵀ) = U times a rotation, which changes no distance.
     upper = torch.linalg.qr((z - along @ basis.mT).flip(0).mT, mode="r")[1].mT.flip(0, 1)
     return a, log_det(z), upper, along, slope
-
-
-def _mix(scale: Tensor, squares: Tensor) -> Tensor:
-    """logsumexp of scale - ½ squares over components, (k, ...), finite when squares overflow."""
-    return _log_sum(scale - 0.5 * squares.clamp(max=torch.finfo(squares.dtype).max / 8))
 
 
 def _log_sum(x: Tensor) -> Tensor:
