@@ -101,7 +101,17 @@ class JointMixture(Density):
         fit = self._fit_mixture(x, self._choose_shrinkage(x, holdout))
         self.conditional = Conditional(self.covariance).take_apart(fit.mixtures, y.shape[1], z.dtype)
         self.directions, self.y_center, self.y_deviation = directions, center, deviation
-        self._warn(len(z), fit)
+        made = len(self.conditional.y_scale)
+        if made < self.components and fit.fallbacks:  # not where few values repeat
+            warn(
+                f"{len(z)} samples are too few for {self.components} components of {self.min_samples} each: fitted "
+                f"{made}. More data, or fewer components, would help."
+            )
+        if not bool(fit.converged.all()):
+            warn(
+                f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
+                "components."
+            )
         return self
 
     def _choose_shrinkage(self, x: Tensor, holdout: Tensor) -> Shrinkage | None:
@@ -166,19 +176,6 @@ class JointMixture(Density):
     def _given(self, y: Tensor) -> Given:
         deviations = (y.double() - self.y_center.double()) / self.y_deviation.double()
         return self.conditional.given(deviations.clamp(-FAR, FAR))
-
-    def _warn(self, n: int, fit: ClassFit) -> None:
-        made = len(self.conditional.y_scale)
-        if made < self.components and fit.fallbacks:  # not where few values repeat
-            warn(
-                f"{n} samples are too few for {self.components} components of {self.min_samples} each: fitted {made}. "
-                "More data, or fewer components, would help."
-            )
-        if not bool(fit.converged.all()):
-            warn(
-                f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
-                "components."
-            )
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""
