@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hidden_uncertainty.density.gaussian._classes import kmeans
 from hidden_uncertainty.density.gaussian._em import EMOptions, component_log_prob, fit_mixtures, maximise
-from hidden_uncertainty.density.linalg import Shrinkage, Target, find_target
+from hidden_uncertainty.density.linalg import Shrinkage, shrink
 
 Array = NDArray[np.float64]
 KINDS: tuple[Shrinkage, ...] = get_args(Shrinkage)
@@ -37,10 +37,10 @@ def moments(x: Array) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def target_of(samples: list[Array], how: Shrinkage) -> tuple[Target, Tensor]:
-    """What one mixture with one component per sample is shrunk towards, and its covariances (1, k, d, d)."""
+def shrunk_of(samples: list[Array], how: Shrinkage) -> tuple[Tensor, Tensor, Tensor]:
+    """The covariances (1, k, d, d) of one mixture with one component per sample, shrunk; how far; and as they were."""
     cov, count, fourth = (torch.stack(parts)[None] for parts in zip(*map(moments, samples), strict=True))
-    return find_target(cov, count, fourth, how), cov
+    return *shrink(cov, count, fourth, how), cov
 
 
 def reference(x: Array, how: Shrinkage) -> tuple[Array, float]:
@@ -51,12 +51,10 @@ def reference(x: Array, how: Shrinkage) -> tuple[Array, float]:
 @pytest.mark.parametrize(("n", "dim"), [(3, 5), (10, 40), (50, 20), (2000, 8), (5, 2)])
 def test_one_component_as_scikit_learn(how: Shrinkage, n: int, dim: int) -> None:
     x = rows(n, dim)
-    target, cov = target_of([x], how)
+    shrunk, found, _ = shrunk_of([x], how)
     expected, intensity = reference(x, how)
-    assert target.intensity.item() == pytest.approx(intensity, abs=1e-10)
-    np.testing.assert_allclose(
-        target.shrink(cov)[0, 0].numpy(), expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max()
-    )
+    assert found.item() == pytest.approx(intensity, abs=1e-10)
+    np.testing.assert_allclose(shrunk[0, 0].numpy(), expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("how", KINDS)
@@ -80,15 +78,13 @@ def test_one_component_of_a_fit_as_scikit_learn(how: Shrinkage, covariance: str)
 @settings(max_examples=60, deadline=None)
 def test_between_the_sample_and_the_identity(how: Shrinkage, n: list[int], dim: int, seed: int, scale: float) -> None:
     samples = [scale * rows(size, dim, seed + i) for i, size in enumerate(n)]
-    target, cov = target_of(samples, how)
-    assert 0 <= target.intensity.item() <= 1
-    shrunk = target.shrink(cov)
+    shrunk, intensity, cov = shrunk_of(samples, how)
+    assert 0 <= intensity.item() <= 1
     weight = torch.tensor(n, dtype=torch.float64) / sum(n)
     before, after = ((weight * c.diagonal(dim1=-2, dim2=-1).sum(-1)).sum() for c in (cov, shrunk))
     torch.testing.assert_close(after, before)  # the variance stays, all in all
-    assert target.scale.item() == pytest.approx(before.item() / dim)
     smallest = torch.linalg.eigvalsh(shrunk).amin()
-    assert smallest >= target.intensity.item() * target.scale.item() * (1 - 1e-6)
+    assert smallest >= intensity.item() * before.item() / dim * (1 - 1e-6)
     if max(n) <= dim:
         assert smallest > 0
 
@@ -96,11 +92,11 @@ def test_between_the_sample_and_the_identity(how: Shrinkage, n: list[int], dim: 
 @pytest.mark.parametrize("how", KINDS)
 def test_components_share_one_intensity(how: Shrinkage) -> None:
     x = rows(20, 6)
-    alone, _ = target_of([x], how)
-    thrice, _ = target_of([x, x, x], how)
-    torch.testing.assert_close(thrice, alone)
-    mixed, _ = target_of([x, 2 * rows(200, 6, seed=1)], how)
-    assert mixed.intensity < alone.intensity  # the larger component knows more
+    cov, alone, _ = shrunk_of([x], how)
+    each, thrice, _ = shrunk_of([x, x, x], how)
+    torch.testing.assert_close((each, thrice), (cov.expand_as(each), alone))
+    _, mixed, _ = shrunk_of([x, 2 * rows(200, 6, seed=1)], how)
+    assert mixed < alone  # the larger component knows more
 
 
 def test_ledoit_wolf_of_a_mixture_by_brute_force() -> None:
@@ -111,9 +107,10 @@ def test_ledoit_wolf_of_a_mixture_by_brute_force() -> None:
         cov = np.cov(x.T, bias=True)
         scatter += len(x) * sum(((np.outer(r, r) - cov) ** 2).sum() for r in x - x.mean(0)) / len(x) ** 2
         distance += len(x) * ((cov - scale * np.eye(4)) ** 2).sum()
-    target, _ = target_of(samples, "ledoit-wolf")
-    assert target.intensity.item() == pytest.approx(scatter / distance, rel=1e-10)
-    assert target.scale.item() == pytest.approx(scale)
+    shrunk, intensity, cov = shrunk_of(samples, "ledoit-wolf")
+    rho = scatter / distance
+    assert intensity.item() == pytest.approx(rho, rel=1e-10)
+    torch.testing.assert_close(shrunk, (1 - rho) * cov + rho * scale * torch.eye(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("how", KINDS)
@@ -121,16 +118,16 @@ def test_ledoit_wolf_of_a_mixture_by_brute_force() -> None:
 def test_a_multiple_of_the_identity_stays(how: Shrinkage, scale: float) -> None:
     cov = scale * torch.eye(4, dtype=torch.float64)[None, None]
     count = torch.full((1, 1), 7.0, dtype=torch.float64)
-    target = find_target(cov, count, 40 * scale**2 * count, how)
-    assert 0 <= target.intensity.item() <= 1
-    torch.testing.assert_close(target.shrink(cov), cov, rtol=1e-12, atol=0)
+    shrunk, intensity = shrink(cov, count, 40 * scale**2 * count, how)
+    assert 0 <= intensity.item() <= 1
+    torch.testing.assert_close(shrunk, cov, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("how", KINDS)
 def test_a_single_row(how: Shrinkage) -> None:
-    target, cov = target_of([rows(1, 4)], how)
-    assert 0 <= target.intensity.item() <= 1
-    assert torch.equal(target.shrink(cov), torch.zeros(1, 1, 4, 4, dtype=torch.float64))
+    shrunk, intensity, _ = shrunk_of([rows(1, 4)], how)
+    assert 0 <= intensity.item() <= 1
+    assert torch.equal(shrunk, torch.zeros(1, 1, 4, 4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("how", KINDS)
@@ -152,7 +149,7 @@ def test_each_step_shrinks_by_what_it_finds(how: Shrinkage) -> None:
     away = x[:, None] - mean[:, :, None]  # (1, k, n, d)
     cov = torch.einsum("bnk,bkni,bknj->bkij", weight, away, away) / count[..., None, None]
     fourth = torch.einsum("bnk,bkn->bk", weight, away.square().sum(-1).square())
-    expected = find_target(cov, count, fourth, how).shrink(cov)
+    expected, _ = shrink(cov, count, fourth, how)
     factor = maximise(x, weight, EMOptions("full", how, 0.0))[0].factor
     torch.testing.assert_close(torch.linalg.inv(factor @ factor.mT), expected, rtol=1e-8, atol=1e-8)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -85,23 +85,13 @@ def check_factor(factor: Tensor) -> None:
     expect(factor.diagonal(dim1=-2, dim2=-1) > 0, "the diagonal of a covariance's factor is not positive")
 
 
-class Target(NamedTuple):
-    """(1 - ρ) S_k + ρ μ I: one intensity and one scale for all components of a mixture."""
+def shrink(
+    covariance: Tensor, count: Tensor, fourth: Tensor, how: Shrinkage, intensity: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(1 - ρ) S_k + ρ μ I for covariances S_k (B, k, d, d) of B mixtures, and the intensities ρ (B,).
 
-    intensity: Tensor  # ρ, (B,)
-    scale: Tensor  # μ, (B,)
-
-    def shrink(self, covariance: Tensor) -> Tensor:
-        """Shrink covariances (B, k, d, d)."""
-        shrunk = (1 - self.intensity[:, None, None, None]) * covariance
-        shrunk.diagonal(dim1=-2, dim2=-1).add_((self.intensity * self.scale)[:, None, None])
-        return shrunk
-
-
-def find_target(covariance: Tensor, count: Tensor, fourth: Tensor, how: Shrinkage) -> Target:
-    """How far to shrink S_k (B, k, d, d), after Ledoit & Wolf (2004) or, oracle-approximating, Chen et al. (2010).
-
-    Each intensity is a ratio, here of averages over a mixture's components weighted by their samples; for one component
+    Intensities that are not given, or NaN, are those of Ledoit & Wolf (2004) or, oracle-approximating, of Chen et al.
+    (2010). Each is a ratio, here of averages over a mixture's components weighted by their samples; for one component
     it is scikit-learn's. One intensity per component would be unstable in EM: the smallest component is shrunk most,
     loses samples to the others, and dies. Counts, and weighted sums of ‖x - μ‖⁴, which the Ledoit-Wolf intensity needs,
     are (B, k).
@@ -115,7 +105,11 @@ def find_target(covariance: Tensor, count: Tensor, fourth: Tensor, how: Shrinkag
     measured = (fourth / count - square) / count  # how far S itself scatters around the truth
     spread = measured if how == "ledoit-wolf" else (square + trace.square()) / (count + 1)
     rho = (weight * spread).sum(-1) / (weight * distance).sum(-1)
-    return Target(torch.nan_to_num(rho, nan=1.0, posinf=1.0).clamp(0, 1), scale)  # 0/0: S is μ I already
+    rho = rho.nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1)  # 0/0: S is μ I already
+    rho = rho if intensity is None else torch.where(intensity.isnan(), rho, intensity)
+    shrunk = (1 - rho[:, None, None, None]) * covariance
+    shrunk.diagonal(dim1=-2, dim2=-1).add_((rho * scale)[:, None, None])
+    return shrunk, rho
 
 
 def _blocks(dim: int) -> Iterator[tuple[int, int]]:

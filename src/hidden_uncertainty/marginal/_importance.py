@@ -123,32 +123,22 @@ class Draws(NamedTuple):
     """Some of the draws, as `spread` reads them."""
 
     shared: Tensor  # coordinates (g, q)
-    log_shared: Tensor  # log g q_shared at these, (g,)
     normal: Tensor  # draws around each input before they are scaled, (l, q)
-    square: Tensor  # their squared lengths, (l,)
     rung: Tensor  # which each is on, (l,)
-    log_counts: Tensor  # of each rung, with the constants of its normal density, (5,)
+    log_counts: Tensor  # of each rung, (5,)
     box: bool
 
 
 def chosen(shared: Tensor, offset: Tensor, points: int, *, box: bool) -> Draws:
     """The first draws on each rung, as many as points at least: Sobol sequences are even from their beginning."""
-    total, numbers = len(shared) + len(offset), shared.shape[1]
+    total = len(shared) + len(offset)
     every = max(1, total // points)
     rungs = [rung[: -(-len(rung) // every)] for rung in offset.double().split(_counts(total)[1:])]
     normal = torch.cat([rung / own for rung, own in zip(rungs, LADDER, strict=True)])
     shared = shared[: -(-len(shared) // every)].double()
-    shared = unbounded(shared) if box else shared
     counts = normal.new_tensor([len(rung) for rung in rungs])
-    return Draws(
-        shared,
-        _log_common(shared, len(shared), box=box),
-        normal,
-        normal.square().sum(1),
-        torch.repeat_interleave(counts.long()),
-        counts.log() - numbers * HALF_LOG_TAU,
-        box,
-    )
+    rung = torch.repeat_interleave(counts.long())
+    return Draws(unbounded(shared) if box else shared, normal, rung, counts.log(), box)
 
 
 def spread(place: Place, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -168,11 +158,11 @@ def spread(place: Place, draws: Draws) -> tuple[Tensor, Tensor]:
     own = torch.baddbmm(center[:, None], width[..., None] * draws.normal, factor.mT)
     x = torch.cat([draws.shared.expand(n, -1, -1), own], dim=1)  # (n, m, q)
     white = _solve(factor, draws.shared - center[:, None])
-    square = torch.cat([white.square().sum(2), width.square() * draws.square], dim=1)  # (n, m)
-    common = _log_common(own, len(draws.shared), box=draws.box)
-    log_total = torch.cat([draws.log_shared.expand(n, -1), common], dim=1)
+    square = torch.cat([white.square().sum(2), width.square() * draws.normal.square().sum(1)], dim=1)  # (n, m)
+    shared = _log_common(draws.shared, len(draws.shared), box=draws.box).expand(n, -1)
+    log_total = torch.cat([shared, _log_common(own, len(draws.shared), box=draws.box)], dim=1)
     log_size = factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
-    log_counts = draws.log_counts - log_size - numbers * scales.log()  # (n, 5)
+    log_counts = draws.log_counts - log_size - numbers * (scales.log() + HALF_LOG_TAU)  # (n, 5)
     steepness = -0.5 / scales.square()
     for rung in range(len(LADDER)):
         here = torch.addcmul(log_counts[:, rung, None], square, steepness[:, rung, None])

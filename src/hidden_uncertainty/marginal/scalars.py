@@ -70,7 +70,7 @@ class BetaPrime(Continuous):
                 f"{bad} of {len(y)} predictions are not positive, and BetaPrime is for positive numbers: use Gaussian "
                 "or Histogram."
             )
-        if y.dim() == 1 and _concentration((y.double() / self._unit_of(y.double())).numpy()) > NARROWEST:
+        if y.dim() == 1 and _by_moments((y.double() / self._unit_of(y.double())).numpy()).sum() > NARROWEST:
             return (
                 f"predictions around {float(y.median()):.4g} are too far from scale={self.scale}, or too close to each "
                 "other, for BetaPrime: give scale=None, or use Gaussian or Histogram."
@@ -210,17 +210,13 @@ class Histogram(Continuous):
         bins, (low, high) = len(self.mass), self.bounds.to(torch.promote_types(y.dtype, self.bounds.dtype))
         place = _locate(y, self.bounds, bins).clamp(0, bins)
         whole = place.clamp(max=bins - 1).long()
-        below = self._below()
+        below = torch.cat([self.mass.new_zeros(1, dtype=torch.float64), self.mass.double().cumsum(0)])
+        tail = self._tail[0].double()
+        below = tail + below / below[-1] * (1 - 2 * tail)  # each edge: exactly one at the last if there are no tails
         cdf = below[whole] + (place - whole) * below.diff()[whole]
         mass, length = self._tail.to(cdf.dtype)
         faded = mass * (-torch.maximum(low - y, y - high).clamp(min=0) / length).exp()
         return torch.where(y < low, faded, torch.where(y > high, 1 - faded, cdf))
-
-    def _below(self) -> Tensor:
-        """The mass below each edge (b + 1,), exactly one at the last where there are no tails."""
-        below = torch.cat([self.mass.new_zeros(1, dtype=torch.float64), self.mass.double().cumsum(0)])
-        tail = self._tail[0].double()
-        return tail + below / below[-1] * (1 - 2 * tail)
 
 
 NAMES: dict[str, type[Continuous]] = {kind.name: kind for kind in (Uniform, Gaussian, BetaPrime, Histogram)}
@@ -283,43 +279,38 @@ def choose(y: Tensor, *, seed: int = 0) -> Continuous:
     return best
 
 
-def _concentration(y: np.ndarray) -> float:
-    """α + β by the method of moments: that of the variance of x = y / (1 + y), or of 1 - x where that is smaller."""
+def _by_moments(y: np.ndarray) -> np.ndarray:
+    """α and β by the method of moments: with the variance of x = y / (1 + y), or of 1 - x where that is smaller."""
     x, rest = y / (1 + y), 1 / (1 + y)
-    variance = min(x, rest, key=np.mean).var()
-    return x.mean() * rest.mean() / variance - 1 if variance > 0 else math.inf
+    means, variance = np.array([x.mean(), rest.mean()]), min(x, rest, key=np.mean).var()
+    return means * (means.prod() / variance - 1 if variance > 0 else math.inf)
 
 
 def _fit(y: np.ndarray) -> np.ndarray:
-    """α and β that make y likeliest, by Fisher scoring of their logarithms.
+    """α and β that make y likeliest, by Fisher scoring of their logarithms θ within regions of trust.
 
-    x = y / (1 + y) has a beta distribution, whose likelihood depends only on the means of log x and log(1 - x). Steps
-    are halved until the likelihood rises.
+    x = y / (1 + y) has a beta distribution, whose likelihood depends only on the means of log x and log(1 - x).
     """
-    from scipy import special
+    from scipy import optimize, special
 
-    log_x, log_rest = -np.logaddexp(0, -np.log(y)).mean(), -np.log1p(y).mean()
-    start = _concentration(y) * np.array([(y / (1 + y)).mean(), (1 / (1 + y)).mean()])
-    theta = np.log(start.clip(min=1e-3))
+    means = np.array([-np.logaddexp(0, -np.log(y)).mean(), -np.log1p(y).mean()])
 
-    def likelihood(theta: np.ndarray) -> float:
-        alpha, beta = np.exp(theta)
-        return (alpha - 1) * log_x + (beta + 1) * log_rest - special.betaln(alpha, beta)
-
-    current = likelihood(theta)
-    for _ in range(100):
+    def loss(theta: np.ndarray) -> float:
         shape = np.exp(theta)
-        slope = shape * (np.array([log_x, log_rest]) - special.digamma(shape) + special.digamma(shape.sum()))
-        information = np.diag(special.polygamma(1, shape)) - special.polygamma(1, shape.sum())
-        step = np.linalg.solve(shape * information * shape[:, None], slope)
-        step *= 2 / max(2, np.abs(step).max())
-        while np.abs(step).max() > 1e-10 and likelihood(theta + step) < current:
-            step /= 2
-        if np.abs(step).max() <= 1e-10:
-            break
-        theta = theta + step
-        current = likelihood(theta)
-    return np.exp(theta)
+        return special.betaln(*shape) - shape @ means
+
+    def slope(theta: np.ndarray) -> np.ndarray:
+        shape = np.exp(theta)
+        return shape * (special.digamma(shape) - special.digamma(shape.sum()) - means)
+
+    def information(theta: np.ndarray) -> np.ndarray:
+        shape = np.exp(theta)
+        trigamma = np.diag(special.polygamma(1, shape)) - special.polygamma(1, shape.sum())
+        return shape * trigamma * shape[:, None]
+
+    options = {"gtol": 1e-12, "max_trust_radius": 2.0}
+    theta = np.log(_by_moments(y).clip(min=1e-3))
+    return np.exp(optimize.minimize(loss, theta, method="trust-exact", jac=slope, hess=information, options=options).x)
 
 
 def _locate(y: Tensor, bounds: Tensor, bins: int) -> Tensor:

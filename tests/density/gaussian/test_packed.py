@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hidden_uncertainty.density.gaussian import _packed
-from hidden_uncertainty.density.gaussian._packed import pack, packed_shape, packed_squares, shared_squares, shifts
+from hidden_uncertainty.density.gaussian._packed import pack, packed_shape, packed_squares, shifts
 
 
 def gaussians(stack: int, count: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,12 +108,12 @@ def sharing(factors: int, sharers: int, dim: int, rows: int = 9) -> tuple[Tensor
 @settings(max_examples=40, deadline=None)
 def test_gaussians_that_share_a_factor(factors: int, sharers: int, dim: int) -> None:
     x, packed, shift, expected = sharing(factors, sharers, dim)
-    torch.testing.assert_close(shared_squares(x, packed, shift), expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(packed_squares(x[None], packed[None], shift)[0], expected, rtol=1e-10, atol=0)
 
 
 def test_sharing_in_parts_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, packed, shift, expected = sharing(11, 3, 20, rows=100)
     monkeypatch.setattr(_packed, "WIDEST", 3 * packed.shape[2])
     monkeypatch.setitem(_packed.CHUNK, "cpu", 1)
-    torch.testing.assert_close(shared_squares(x, packed, shift), expected, rtol=1e-10, atol=0)
-    assert shared_squares(x[:0], packed, shift).shape == (0, 11, 3)
+    torch.testing.assert_close(packed_squares(x[None], packed[None], shift)[0], expected, rtol=1e-10, atol=0)
+    assert packed_squares(x[None, :0], packed[None], shift).shape == (1, 0, 11, 3)

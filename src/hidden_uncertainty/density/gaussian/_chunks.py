@@ -55,8 +55,9 @@ def fit_chunks(rows: Chunks, options: EMOptions) -> ClassFit:
     spreads = [float(z[y == c].double().var(0, correction=0).mean()) for c in classes]
     variance = sum(n * spread for n, spread in zip(counts, spreads, strict=True)) / len(z) or 1.0
     unit, middle = power_of_two(variance**0.5), mean.mean(1)  # about which each class keeps its digits
+    centred = (mean - middle[:, None]) / unit
     running = {
-        c: _Running(i, _float64(log_weight[i], (mean[i] - middle[i]) / unit, factor[i].double() * unit))
+        c: _Running(i, Mixtures(log_weight[i, None].double(), centred[i, None], factor[i, None].double() * unit))
         for i, c in enumerate(classes)
         if counts[i] < sizes[c]
     }
@@ -100,11 +101,6 @@ def fit_chunks(rows: Chunks, options: EMOptions) -> ClassFit:
         log_weight[i], mean[i], factor[i] = log_w[0], mu[0] * unit + middle[i], w[0] / unit
         fit.converged[i] = one.done or one.change < options.tol
     return fit
-
-
-def _float64(*parts: Tensor) -> Mixtures:
-    """A stack of one mixture."""
-    return Mixtures(*(part[None].double() for part in parts))
 
 
 def _maximise(one: _Running, moments: Moments, options: EMOptions) -> None:

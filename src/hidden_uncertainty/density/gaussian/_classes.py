@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...progress import progress_bar
 from ..base import check_reach
-from ..linalg import find_target, mean_square, own_order, power_of_two
-from ._em import Covariance, EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, rounding_of, sound_factor
+from ..linalg import mean_square, own_order, power_of_two, shrink
+from ._em import EMOptions, Fit, Mixtures, factor_shape, fit_mixtures, rounding_of, sound_factor
 from .moments import Central, Moments
 
 STACK = 1 << 28  # elements of a stack of classes at most, padded rows or covariances (2 GiB of float64)
@@ -55,20 +55,25 @@ def fit_classes(z: Tensor, y: Tensor, options: EMOptions, variance: float | None
         r /= unit
     ridge, options = options.ridge, options._replace(ridge=options.ridge * variance / unit**2)
     granted = [max(1, min(components, size // min_samples)) for size in sizes]
-    out = _Buffers(len(sizes), components, z.shape[1], options.covariance, z)
+    blank = Mixtures(
+        z.new_full((len(sizes), components), -torch.inf),  # components that a class does not have weigh nothing
+        z.new_zeros(len(sizes), components, z.shape[1]),
+        z.new_ones(factor_shape(len(sizes), components, z.shape[1], options.covariance)),  # with a finite logarithm
+    )
+    out = Fit(blank, counts.double(), counts.clone(), counts < 0, counts < 0)
     small = [c for c, size in enumerate(sizes) if size < min_samples]
     with progress_bar("fitting mixtures", len(sizes)) as bar:
         for stack in _stacks(sizes, granted, z, leave_out=small):
             padded, present = _pad([rows[c] for c in stack])
             fit = _fit_stack(padded, present, kmeans(padded, present, granted[stack[0]]), options)
-            out.store(stack, fit)
+            _store(out, stack, fit)
             bar.advance(len(stack), likelihood=float(fit.log_likelihood.mean()) - z.shape[1] * math.log(unit))
         if small:
             pooled = Moments.of(x, y.sort().values.unique(return_inverse=True)[1], len(sizes), "pooled").central()
             few = torch.cat([rows[c] for c in small])
             which = torch.arange(len(small), device=z.device).repeat_interleave(counts[small])
             own, weight = Moments.of(few, which, len(small), "each").central(), z.new_full((len(small),), z.shape[1])
-            out.store(small, _one_each(own, pooled.covariance(options.shrinkage), weight, options, z.dtype))
+            _store(out, small, _one_each(own, pooled.covariance(options.shrinkage), weight, options, z.dtype))
             bar.advance(len(small))
     _check_sound(out.sound, classes, ridge)
     fallbacks = _fallbacks(classes, sizes, granted, options)
@@ -195,7 +200,7 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     cov = scatter / count[:, None, None]
     if options.shrinkage is not None and bool((weight == 0).any()):
         assert fourth is not None
-        cov = find_target(cov[:, None], count[:, None], fourth[:, None], options.shrinkage).shrink(cov[:, None])[:, 0]
+        cov = shrink(cov[:, None], count[:, None], fourth[:, None], options.shrinkage)[0][:, 0]
     if pooled is not None:
         with_all = (scatter + weight[:, None, None] * pooled) / (count + weight)[:, None, None]
         cov = torch.where(weight[:, None, None] > 0, with_all, cov)
@@ -211,27 +216,12 @@ def _one_each(own: Central, pooled: Tensor | None, weight: Tensor, options: EMOp
     return Fit(mixtures, unused, unused.long(), torch.ones_like(good), good)
 
 
-class _Buffers:
-    """Parameters of all classes, filled stack by stack; components that a class does not have weigh nothing."""
-
-    def __init__(self, classes: int, components: int, dim: int, covariance: Covariance, like: Tensor) -> None:
-        self.covariance = covariance
-        self.mixtures = Mixtures(
-            like.new_full((classes, components), -torch.inf),
-            like.new_zeros(classes, components, dim),
-            # Ones, so that the logarithm of an unused factor is finite.
-            like.new_ones(factor_shape(classes, components, dim, covariance)),
-        )
-        self.converged = torch.zeros(classes, dtype=torch.bool, device=like.device)
-        self.sound = torch.zeros(classes, dtype=torch.bool, device=like.device)
-
-    def store(self, stack: list[int], fit: Fit) -> None:
-        index = torch.tensor(stack, device=self.sound.device)
-        k = fit.mixtures.log_weight.shape[1]
-        for whole, part in zip(self.mixtures, fit.mixtures, strict=True):
-            (whole if part is fit.mixtures.factor and self.covariance == "tied" else whole[:, :k])[index] = part
-        self.converged[index] = fit.converged
-        self.sound[index] = fit.sound
+def _store(whole: Fit, stack: list[int], part: Fit) -> None:
+    """Put what some classes got where all classes are, with as many components or more."""
+    index = torch.tensor(stack, device=whole.sound.device)
+    for own, new in zip((*whole.mixtures, *whole[1:]), (*part.mixtures, *part[1:]), strict=True):
+        place: tuple[Tensor | slice, ...] = (index, *(slice(size) for size in new.shape[1:]))
+        own[place] = new
 
 
 def kmeans(x: Tensor, present: Tensor, components: int, *, tol: float = 1e-4) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import CHUNK, Shrinkage, Target, find_target, gram, precision_factor
+from ..linalg import CHUNK, Shrinkage, gram, precision_factor, shrink
 from ._packed import pack, packed_squares
 
 MANY = 16  # means under one covariance, from which on their distances are one product
@@ -179,9 +179,7 @@ def factorise(
         rounding = rounding.amax(1, keepdim=True)
     cov = scatter / count[..., None, None]
     if options.shrinkage is not None:
-        asked, scale = find_target(cov, count.double(), fourth, options.shrinkage)
-        intensity = torch.where(intensity.isnan(), asked, intensity)
-        cov = Target(intensity, scale).shrink(cov)
+        cov, intensity = shrink(cov, count.double(), fourth, options.shrinkage, intensity)
     factor, sound = sound_factor(cov, options.ridge, rounding)
     return factor[:, 0] if options.covariance == "tied" else factor, sound.all(1), intensity
 

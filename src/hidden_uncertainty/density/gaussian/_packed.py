@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -74,27 +74,47 @@ def packed_shape(stack: int, gaussians: int, dim: int, width: int | None = None)
     return stack, sum(1 + high for _, high in _blocks(dim, width)), gaussians, min(width, dim)
 
 
-def packed_squares(x: Tensor, packed: Tensor) -> Tensor:
-    """‖x W - b‖² of rows x (B, n, d) under the Gaussians of their own stack: (B, n, K)."""
+def packed_squares(x: Tensor, packed: Tensor, shift: Tensor | None = None) -> Tensor:
+    """‖x W - b‖² of rows x (B, n, d) under the Gaussians of their own stack: (B, n, K).
+
+    With shifts, of a single stack, k Gaussians share each factor, the first of which is packed: (1, n, K, k).
+    """
     stack, _, gaussians, width = packed.shape
     if too_wide(x, gaussians * width):
-        return torch.cat([packed_squares(x, some) for some in packed.split(WIDEST // width, dim=2)], dim=-1)
-    matrix = packed.flatten(2)  # (B, rows, K width)
+        parts = _split(packed, shift, WIDEST // width, dim=2)
+        return torch.cat([packed_squares(x, *part) for part in parts], dim=2)
+    blocks = split_blocks(packed.flatten(2), x.shape[-1], width)
+    moves = [()] * len(blocks) if shift is None else shift.flatten(2)
     product: Callable[..., Tensor] = torch.baddbmm
-    if stack == 1:  # a plain product adds the bias without spreading it out first
-        x, matrix, product = x[0], matrix[0], torch.addmm
-    blocks = matrix.split([rows for _, high in _blocks(x.shape[-1], width) for rows in (1, high)], dim=-2)
-    squares = []
-    biases = [bias[0] if stack == 1 else bias for bias in blocks[::2]]  # a GPU adds a vector within the product
-    for part in _chunks(x, stack * gaussians * width):
-        total = None
-        for bias, block in zip(biases, blocks[1::2], strict=True):
-            white = product(bias, part[..., : block.shape[-2]], block)
-            total = white.square() if total is None else total.addcmul_(white, white)
-        assert total is not None
-        squares.append(total.unflatten(-1, (gaussians, width)).sum(-1))
-    result = squares[0] if len(squares) == 1 else torch.cat(squares, dim=-2)
+    rows = x
+    if stack == 1:  # a plain product adds the bias, a vector, without spreading it out first
+        rows, product, blocks = x[0], torch.addmm, [(bias[0, 0], block[0]) for bias, block in blocks]
+    found = []
+    for part in _chunks(rows, stack * gaussians * width * (1 + len(moves[0]))):
+        totals: list[Tensor] = []
+        for (bias, block), move in zip(blocks, moves, strict=True):
+            _add_squares(totals, product(bias, part[..., : block.shape[-2]], block), move)
+        sums = [total.unflatten(-1, (gaussians, width)).sum(-1) for total in totals]
+        found.append(sums[0] if shift is None else torch.stack(sums, dim=-1))
+    result = found[0] if len(found) == 1 else torch.cat(found, dim=-2 if shift is None else -3)
     return result if stack > 1 else result[None]
+
+
+def _add_squares(totals: list[Tensor], white: Tensor, moves: Iterable[Tensor]) -> None:
+    """Add the squares of whitened rows, and of these moved by each shift, to the totals of the blocks before."""
+    if not totals:
+        totals += [white.square(), *((white + move).square() for move in moves)]
+        return
+    totals[0].addcmul_(white, white)
+    for total, move in zip(totals[1:], moves, strict=True):
+        moved = white + move
+        total.addcmul_(moved, moved)
+
+
+def _split(packed: Tensor, shift: Tensor | None, size: int, dim: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+    """Some factors at a time, which lie along a dimension of what is packed, with their shifts."""
+    packs = packed.split(size, dim=dim)
+    return zip(packs, [None] * len(packs) if shift is None else shift.split(size, dim=2), strict=True)
 
 
 def shifts(bias: Tensor, width: int) -> Tensor:
@@ -107,34 +127,10 @@ def shifts(bias: Tensor, width: int) -> Tensor:
     return found
 
 
-def shared_squares(x: Tensor, packed: Tensor, shift: Tensor) -> Tensor:
-    """‖x W - b‖² of rows x (n, d) under C times k Gaussians, of which k share a factor: (n, C, k).
-
-    Packed are the first Gaussians of each factor, (rows, C, width), with the shifts to the others.
-    """
-    _, factors, width = packed.shape
-    if too_wide(x, factors * width):
-        some = WIDEST // width
-        parts = zip(packed.split(some, dim=1), shift.split(some, dim=2), strict=True)
-        return torch.cat([shared_squares(x, *part) for part in parts], dim=1)
-    blocks = split_blocks(packed.flatten(1), x.shape[1], width)
-    squares = []
-    for part in _chunks(x, factors * width * (1 + shift.shape[1])):
-        totals = [part.new_zeros(len(part), factors * width) for _ in range(1 + shift.shape[1])]
-        for (bias, block), moves in zip(blocks, shift.flatten(2), strict=True):
-            white = torch.addmm(bias, part[:, : len(block)], block)
-            totals[0].addcmul_(white, white)
-            for total, move in zip(totals[1:], moves, strict=True):
-                moved = white + move
-                total.addcmul_(moved, moved)
-        squares.append(torch.stack([total.unflatten(1, (factors, width)).sum(-1) for total in totals], dim=-1))
-    return squares[0] if len(squares) == 1 else torch.cat(squares)
-
-
 def split_blocks(matrix: Tensor, dim: int, width: int) -> list[tuple[Tensor, Tensor]]:
-    """The bias (columns,) and the rows of W of each block of a packed matrix (rows, columns)."""
-    parts = matrix.split([rows for _, high in _blocks(dim, width) for rows in (1, high)])
-    return [(bias[0], block) for bias, block in zip(parts[::2], parts[1::2], strict=True)]
+    """The bias (..., 1, columns) and the rows of W of each block of a packed matrix (..., rows, columns)."""
+    parts = matrix.split([rows for _, high in _blocks(dim, width) for rows in (1, high)], dim=-2)
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def too_wide(x: Tensor, columns: int) -> bool:
@@ -174,9 +170,7 @@ def place_squares(x: Tensor, packed: Tensor, shift: Tensor | None) -> Squares:
     _, classes, own, width = packed.shape
     some = max(1, WIDEST // (own * width))
     if classes > some and too_wide(x.flatten(0, 2), classes * own * width):
-        packs = packed.split(some, dim=1)
-        moves = [None] * len(packs) if shift is None else shift.split(some, dim=2)
-        parts = [place_squares(x, *part) for part in zip(packs, moves, strict=True)]
+        parts = [place_squares(x, *part) for part in _split(packed, shift, some, dim=1)]
         return Squares(*(torch.cat(part, dim=-1) for part in zip(*parts, strict=True)))
     n, h, w, _ = x.shape
     shared = 1 if shift is None else 1 + shift.shape[1]
@@ -235,15 +229,12 @@ def _tile(x: Tensor, packed: Tensor, shift: Tensor | None) -> Iterator[Tensor]:
     _, classes, own, width = packed.shape
     rows, columns = x.flatten(0, 2), classes * own * width
     blocks = split_blocks(packed.flatten(1), dim, width)
-    moves = x.new_zeros(len(blocks), 0, columns) if shift is None else shift.flatten(2)
-    at = [x.new_zeros(n, h, w, columns) for _ in range(1 + moves.shape[1])]
+    moves = [()] * len(blocks) if shift is None else shift.flatten(2)
+    at: list[Tensor] = []
     right, down, across = (x.new_zeros(n, h - a, w - b, columns) for a, b in ((0, 1), (1, 0), (1, 1)))
     for (bias, block), move in zip(blocks, moves, strict=True):
-        white = torch.addmm(bias, rows[:, : len(block)], block).view(n, h, w, columns)
-        at[0].addcmul_(white, white)
-        for total, step in zip(at[1:], move, strict=True):
-            moved = white + step
-            total.addcmul_(moved, moved)
+        white = torch.addmm(bias[0], rows[:, : len(block)], block).view(n, h, w, columns)
+        _add_squares(at, white, move)
         to_right = white.diff(dim=2)
         for total, apart in ((right, to_right), (down, white.diff(dim=1)), (across, to_right.diff(dim=1))):
             total.addcmul_(apart, apart)

@@ -101,7 +101,17 @@ class JointMixture(Density):
         fit = self._fit_mixture(x, self._choose_shrinkage(x, holdout))
         self.conditional = Conditional(self.covariance).take_apart(fit.mixtures, y.shape[1], z.dtype)
         self.directions, self.y_center, self.y_deviation = directions, center, deviation
-        self._warn(len(z), fit)
+        made = len(self.conditional.y_scale)
+        if made < self.components and fit.fallbacks:  # not where few values repeat
+            warn(
+                f"{len(z)} samples are too few for {self.components} components of {self.min_samples} each: fitted "
+                f"{made}. More data, or fewer components, would help."
+            )
+        if not bool(fit.converged.all()):
+            warn(
+                f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
+                "components."
+            )
         return self
 
     def _choose_shrinkage(self, x: Tensor, holdout: Tensor) -> Shrinkage | None:
@@ -166,19 +176,6 @@ class JointMixture(Density):
     def _given(self, y: Tensor) -> Given:
         deviations = (y.double() - self.y_center.double()) / self.y_deviation.double()
         return self.conditional.given(deviations.clamp(-FAR, FAR))
-
-    def _warn(self, n: int, fit: ClassFit) -> None:
-        made = len(self.conditional.y_scale)
-        if made < self.components and fit.fallbacks:  # not where few values repeat
-            warn(
-                f"{n} samples are too few for {self.components} components of {self.min_samples} each: fitted {made}. "
-                "More data, or fewer components, would help."
-            )
-        if not bool(fit.converged.all()):
-            warn(
-                f"EM did not converge in max_iter={self.max_iter} steps: raise max_iter or tol, or use fewer "
-                "components."
-            )
 
     def check(self) -> None:
         """Raise a ValueError where the tensors cannot be those of a fit."""
@@ -278,7 +275,8 @@ class Conditional(Stored):
         squares = across[..., None]
         for own, move in zip(along, given.moves, strict=True):
             squares = squares + (own[..., None] + move).square()  # (k, n, m)
-        return _mix(given.prior + self.u_scale[:, None, None], squares) - _log_sum(given.prior)
+        squares = squares.clamp(max=torch.finfo(squares.dtype).max / 8)  # they may overflow
+        return _log_sum(given.prior + self.u_scale[:, None, None] - 0.5 * squares) - _log_sum(given.prior)
 
     def _prepare(self) -> None:
         self._packed: Tensor | None = None
@@ -312,11 +310,6 @@ def _part(w: Tensor, q: int) -> tuple[Tensor, ...]:
     # `distances` wants an upper triangular factor: Z (I - Q Qᵀ) = U times a rotation, which changes no distance.
     upper = torch.linalg.qr((z - along @ basis.mT).flip(0).mT, mode="r")[1].mT.flip(0, 1)
     return a, log_det(z), upper, along, slope
-
-
-def _mix(scale: Tensor, squares: Tensor) -> Tensor:
-    """logsumexp of scale - ½ squares over components, (k, ...), finite when squares overflow."""
-    return _log_sum(scale - 0.5 * squares.clamp(max=torch.finfo(squares.dtype).max / 8))
 
 
 def _log_sum(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ..linalg import Shrinkage, check_factor, mean_square, power_of_two
 from ._chunks import Chunks, fit_chunks
 from ._classes import ClassFit, fit_classes, fit_gaussians
 from ._em import MANY, Covariance, EMOptions, Mixtures, distances, log_scale, whiten_means
-from ._packed import Squares, between, pack, packed_squares, place_squares, shared_squares, shifts
+from ._packed import Squares, between, pack, packed_squares, place_squares, shifts
 from .moments import Moments, Sums
 
 CHUNK = 1 << 26  # elements of factors held in float64 at a time
@@ -228,9 +228,8 @@ class GaussianMixture(Density):
             return (white - self.bias).square().sum(-1)
         if self.packed is not None:
             packed, shift = self._packed(rows)
-            if shift is not None:
-                return shared_squares(x, packed[:, :, 0], shift)
-            return packed_squares(x[None], packed.flatten(1, 2)[None])[0].unflatten(1, packed.shape[1:3])
+            squares = packed_squares(x[None], packed.flatten(1, 2)[None], shift)[0]
+            return squares if shift is not None else squares.unflatten(1, packed.shape[1:3])
         if self.covariance == "pooled":
             bias = self.bias if rows is None else self.bias[rows]
             return distances(x[None], self.factor, bias.transpose(0, 1), "tied")[0][..., None]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...io import expect
-from ..linalg import ROWS, Shrinkage, find_target, gram, own_order
+from ..linalg import ROWS, Shrinkage, gram, own_order, shrink
 
 TINY = torch.finfo(torch.float64).tiny
 Sums = Literal["each", "pooled"]  # a scatter of each class, or one of all classes about their means
@@ -70,7 +70,7 @@ class Central:
                 "data: use shrinkage='oas', or fit to all rows at once."
             )
         fourth = count if self.fourth is None else self.fourth.sum()
-        return find_target(found, count.view(1, 1), fourth.view(1, 1), shrinkage).shrink(found)[0, 0]
+        return shrink(found, count.view(1, 1), fourth.view(1, 1), shrinkage)[0][0, 0]
 
 
 @dataclass(eq=False)
