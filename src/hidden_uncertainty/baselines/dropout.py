@@ -58,13 +58,14 @@ class MCDropout(VotingDetector):
 
     def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
         """Run the network several times, each time with other masks."""
-        masks = Masks(self.model, self.seed)
+        used: list[bool] = []  # one for each call of a dropout layer
+        callbacks, inside = _masks(self.model, self.seed, used)
 
         def work(inner: nn.Module) -> None:
             for _ in range(self.samples):
                 inputs = batch.clone()  # a model that starts with dropout in place must not change the user's
                 output = inner(*inputs.args, **inputs.kwargs)
-                if not masks.used:
+                if not used:
                     names = ", ".join(map(repr, dropout_layers(self.model)))
                     raise RuntimeError(
                         f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
@@ -72,49 +73,36 @@ class MCDropout(VotingDetector):
                     )
                 take(output)
 
-        masks.around(work)
+        seeded = partial(_seeded, self.seed, work) if inside else work
+        lend(self.model, callbacks, seeded, exclusive=inside)
 
 
-class Masks:
-    """Dropout left on in a model that stays in evaluation mode, from one seed."""
+def _masks(model: nn.Module, seed: int, used: list[bool]) -> tuple[dict[str, Callback], bool]:
+    """What leaves dropout on in a model in evaluation mode, by layer; and whether torch itself draws some masks."""
+    generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        self.model, self.seed = model, seed
-        self.used = False  # whether any dropout layer was called
-        self._generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
-        self._callbacks: dict[str, Callback] = {}
-        self._inside = False  # whether torch draws masks itself
-        dropout, whole = dropout_layers(model), ""
-        for name, layer in named(model):
-            if whole and name.startswith(whole):
-                continue
-            # In evaluation mode it packs padded batches for a fused path that knows no dropout.
-            packs = isinstance(layer, nn.TransformerEncoder) and getattr(layer, "use_nested_tensor", False)
-            own = isinstance(layer, _DROPOUT) and any(type(layer).forward is kind.forward for kind in _DROPOUT)
-            if name in dropout and own:
-                self._callbacks[name] = self._masked(layer)
-            elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
-                self._callbacks[name], self._inside, whole = self._again(_twin(layer)), True, f"{name}."
+    def masked(layer: Any, output: Tensor, *_: Any) -> Tensor:
+        used.append(True)
+        dropped = _drop(layer, output, generator(output.device))
+        return output.copy_(dropped) if layer.inplace else dropped
 
-    def around(self, work: Callable[[nn.Module], None]) -> None:
-        """Call `work` with a model whose dropout is on, in this thread alone."""
-        seeded = partial(_seeded, self.seed, work) if self._inside else work
-        lend(self.model, self._callbacks, seeded, exclusive=self._inside)
+    def again(twin: nn.Module, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        used.append(True)
+        return twin.forward(*args, **kwargs)
 
-    def _masked(self, layer: Any) -> Callback:
-        def callback(output: Tensor, *_: Any) -> Tensor:
-            self.used = True
-            dropped = _drop(layer, output, self._generator(output.device))
-            return output.copy_(dropped) if layer.inplace else dropped
-
-        return callback
-
-    def _again(self, twin: nn.Module) -> Callback:
-        def callback(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self.used = True
-            return twin.forward(*args, **kwargs)
-
-        return callback
+    callbacks: dict[str, Callback] = {}
+    dropout, whole = dropout_layers(model), ""  # the latest module that is run again, with all that it holds
+    for name, layer in named(model):
+        if whole and name.startswith(whole):
+            continue
+        # In evaluation mode it packs padded batches for a fused path that knows no dropout.
+        packs = isinstance(layer, nn.TransformerEncoder) and getattr(layer, "use_nested_tensor", False)
+        own = isinstance(layer, _DROPOUT) and any(type(layer).forward is kind.forward for kind in _DROPOUT)
+        if name in dropout and own:
+            callbacks[name] = partial(masked, layer)
+        elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
+            callbacks[name], whole = partial(again, _twin(layer)), f"{name}."
+    return callbacks, bool(whole)
 
 
 def dropout_layers(model: nn.Module) -> list[str]:

@@ -104,8 +104,7 @@ class Compiled:
     def _make(self, batch: Batch) -> Any:
         self._known = batch[:0].clone()  # with no row of what has one per input
         program = _traced(self._detector, self._fitted, batch, "spread")
-        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings(action="ignore"):
             path, settings = str(Path(folder) / "graph.pt2"), {"freezing": True}
             try:
                 made = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
@@ -147,8 +146,7 @@ def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> 
     tensors = _tensors_of(batch)
     given, shapes = tuple(map(twice, tensors)), {"inputs": tuple(map(dynamic, tensors))}
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             return torch.export.export(graph, given, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         network = type(detector.model).__name__
@@ -195,8 +193,7 @@ def _write(
     try:
         for name in levels:
             logging.getLogger(name).setLevel(logging.ERROR)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             made = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:
         raise RuntimeError(
