@@ -17,10 +17,9 @@ from ..precision import put_back_after
 from .ensemble import VotingDetector
 from .outputs import OutputOptions
 
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)  # drop whole channels
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
+_OWN = (nn.Dropout, *_CHANNELS)  # whose masks are drawn here
 _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}  # the dimensions of one input
-_ALPHA = 1.7580993408473766  # minus the value that SELU tends to
 
 
 class MCDropout(VotingDetector):
@@ -31,8 +30,8 @@ class MCDropout(VotingDetector):
     the `dropout=` of `nn.MultiheadAttention` and of recurrent layers; calls of `torch.nn.functional.dropout` inside a
     model's own code cannot be seen and stay off.
 
-    Masks come from a generator of each call's own; only where torch draws them itself, as in attention and recurrent
-    layers, is that of the process seeded for the time of the call.
+    Masks come from a generator of each call's own; only where torch draws them itself, as in attention, recurrent and
+    alpha dropout layers, is that of the process seeded for the time of the call.
 
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.
@@ -97,8 +96,7 @@ def _masks(model: nn.Module, seed: int, used: list[bool]) -> tuple[dict[str, Cal
             continue
         # In evaluation mode it packs padded batches for a fused path that knows no dropout.
         packs = isinstance(layer, nn.TransformerEncoder) and getattr(layer, "use_nested_tensor", False)
-        own = isinstance(layer, _DROPOUT) and any(type(layer).forward is kind.forward for kind in _DROPOUT)
-        if name in dropout and own:
+        if name in dropout and any(type(layer).forward is kind.forward for kind in _OWN):
             callbacks[name] = partial(masked, layer)
         elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
             callbacks[name], whole = partial(again, _twin(layer)), f"{name}."
@@ -121,7 +119,7 @@ def dropout_layers(model: nn.Module) -> list[str]:
 
 def _share(module: nn.Module) -> float | None:
     """What share of activations a module drops; None if it is no dropout."""
-    if isinstance(module, _DROPOUT):
+    if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p
     if isinstance(module, nn.MultiheadAttention):
         return module.dropout
@@ -138,15 +136,8 @@ def _drop(layer: Any, x: Tensor, generator: torch.Generator) -> Tensor:
     if isinstance(layer, _CHANNELS):
         kept = 1 if x.dim() == _UNBATCHED.get(type(layer)) else 2
         noise = x.new_empty(x.shape[:kept] + (1,) * (x.dim() - kept))
-    p = layer.p
-    noise.bernoulli_(1 - p, generator=generator)
-    if p == 1:
-        return x * noise
-    if not isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        return x * noise.div_(1 - p)
-    scale = 1 / ((_ALPHA**2 * p + 1) * (1 - p)) ** 0.5
-    shift = (noise - 1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
-    return (x * noise.mul_(scale)).add_(shift)
+    noise.bernoulli_(1 - layer.p, generator=generator)
+    return x * (noise if layer.p == 1 else noise.div_(1 - layer.p))
 
 
 def _twin(module: nn.Module) -> nn.Module:
