@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty import Detector
-from hidden_uncertainty.baselines.base import AsRead, ScoringReader, fitted_to, single_input
+from hidden_uncertainty.baselines.base import AsRead, ScoringReader, single_input
+from hidden_uncertainty.extract.reader import chosen
 from hidden_uncertainty.model.batches import Adapter, Batch, batches
 from hidden_uncertainty.model.tasks import Prediction, Regression
 from hidden_uncertainty.precision import gradients
@@ -141,7 +142,7 @@ class ProcessReader(ScoringReader):
         """Fit to a loader's `(x, y)`, y one number per input; inputs of any shape are flattened."""
         xs, ys, rows = [], [], 0
         for batch in batches(loader, self.unpack):
-            some = fitted_to(batch, holdout)
+            some = ~chosen(batch, holdout)
             xs.append(_input(batch)[some].clone())  # the loader's memory may come again with other numbers
             ys.append(_target(batch)[some].clone())
             rows += len(xs[-1])

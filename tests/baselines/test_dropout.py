@@ -154,9 +154,8 @@ LAYERS = [
     (nn.Dropout2d, (5, 8, 2, 2)),
     (nn.Dropout3d, (5, 8, 2, 2, 2)),
     (nn.Dropout3d, (8, 2, 2, 2)),
-    (nn.AlphaDropout, (5, 8)),
-    (nn.FeatureAlphaDropout, (5, 8, 2)),
 ]
+ALPHA = [(nn.AlphaDropout, (5, 8)), (nn.FeatureAlphaDropout, (5, 8, 2))]
 
 
 @pytest.mark.parametrize("p", [0.3, 1.0])
@@ -170,7 +169,7 @@ def test_masks_are_those_of_torch(kind: type[nn.Module], shape: tuple[int, ...],
         torch.testing.assert_close(mine(layer, some), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "shape"), LAYERS)
+@pytest.mark.parametrize(("kind", "shape"), [*LAYERS, *ALPHA])
 def test_every_kind_of_dropout_and_in_place(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
     for inplace in (False, True):
         model = Uses(lambda drop, x: drop(x + 0).flatten(1).sum(1), kind(0.5, inplace=inplace))
@@ -194,6 +193,8 @@ class Halves(nn.Dropout):
         Uses(lambda layer, x: layer(x, x, x)[0].sum((1, 2)), nn.MultiheadAttention(8, 2, 0.5, batch_first=True)),
         Uses(lambda layer, x: layer(x)[0].sum((1, 2)), nn.GRU(8, 6, 2, dropout=0.5, batch_first=True)),
         Uses(lambda layer, x: layer(x).sum((1, 2)), Halves(0.5)),
+        Uses(lambda layer, x: layer(x).sum((1, 2)), nn.AlphaDropout(0.5)),
+        Uses(lambda layer, x: layer(x).sum((1, 2)), nn.FeatureAlphaDropout(0.5)),
     ],
 )
 def test_what_draws_inside_torch_is_seeded_and_the_generator_goes_on(model: nn.Module) -> None:

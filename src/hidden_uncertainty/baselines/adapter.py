@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from ..detector import Detector
 from ..extract import Features, Reader
+from ..extract.reader import chosen
 from ..model.batches import Batch
 from ..model.capture import lend, run
 from ..model.tasks import Condition, Prediction, as_task
 from ..precision import put_back_after
 from ..scoring.terms import Layers, Term
 from ..uncertainty import LayerScores
-from .base import AsRead, LayerDetector, LayerOptions, Options, RowMethod, ScoringReader, fitted_to, single_input
+from .base import AsRead, LayerDetector, LayerOptions, Options, RowMethod, ScoringReader, single_input
 
 T = TypeVar("T")
 OWN = "the detector's own"  # unit
@@ -139,8 +140,8 @@ class AdaptedMethod(RowMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """The detector's scores."""
-        scores = _checked(self.detector.predict_features(z.to(self.dtype)), len(z), self.detector)
-        return scores.to(z.device).double()
+        scores = self.detector.predict_features(z.to(self.dtype))
+        return _checked(scores, len(z), self.detector).to(z.device).double()
 
 
 class _Pairs:
@@ -153,7 +154,7 @@ class _Pairs:
         for batch in self.reader.batches(self.loader, "fitting"):
             if batch.label is None:
                 raise ValueError("the detector is fitted to inputs with labels, but the loader gives none: (x, y).")
-            some = fitted_to(batch, self.holdout)
+            some = ~chosen(batch, self.holdout)
             yield single_input(batch, WHO)[some], batch.label[some]
 
     def __len__(self) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ..arrays import pieces
 from ..detector import Detector
 from ..extract import OUTPUTS, Features, Grid, Later, Lattice, Pixels, Reader, Rows, label_maps
-from ..extract.reader import chosen
 from ..model.batches import Adapter, Batch, require_repeatable
 from ..model.tasks import Condition, Prediction, Task, TaskName
 from ..precision import saturate
@@ -158,11 +157,6 @@ class ScoringReader(Reader):
             return Rows(prediction=prediction, label=batch.label if labels else None, **options)
         label = label_maps(batch.label, prediction.value) if labels else None
         return Grid(prediction=prediction, pixels=self.pixels, label=label, **options)
-
-
-def fitted_to(batch: Batch, holdout: float) -> Tensor | slice:
-    """Which inputs of a batch to fit to: those that are not set apart."""
-    return ~chosen(batch, holdout) if holdout else slice(None)
 
 
 def single_input(batch: Batch, who: str) -> Tensor:

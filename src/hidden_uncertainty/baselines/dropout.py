@@ -17,10 +17,9 @@ from ..precision import put_back_after
 from .ensemble import VotingDetector
 from .outputs import OutputOptions
 
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)  # drop whole channels
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
+_OWN = (nn.Dropout, *_CHANNELS)  # whose masks are drawn here
 _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}  # the dimensions of one input
-_ALPHA = 1.7580993408473766  # minus the value that SELU tends to
 
 
 class MCDropout(VotingDetector):
@@ -31,8 +30,8 @@ class MCDropout(VotingDetector):
     the `dropout=` of `nn.MultiheadAttention` and of recurrent layers; calls of `torch.nn.functional.dropout` inside a
     model's own code cannot be seen and stay off.
 
-    Masks come from a generator of each call's own; only where torch draws them itself, as in attention and recurrent
-    layers, is that of the process seeded for the time of the call.
+    Masks come from a generator of each call's own; only where torch draws them itself, as in attention, recurrent and
+    alpha dropout layers, is that of the process seeded for the time of the call.
 
     Args:
         model: any network that was trained with dropout; see `insert_dropout` for those that have none.
@@ -58,13 +57,14 @@ class MCDropout(VotingDetector):
 
     def passes(self, batch: Batch, take: Callable[[Any], None]) -> None:
         """Run the network several times, each time with other masks."""
-        masks = Masks(self.model, self.seed)
+        used: list[bool] = []  # one for each call of a dropout layer
+        callbacks, inside = _masks(self.model, self.seed, used)
 
         def work(inner: nn.Module) -> None:
             for _ in range(self.samples):
                 inputs = batch.clone()  # a model that starts with dropout in place must not change the user's
                 output = inner(*inputs.args, **inputs.kwargs)
-                if not masks.used:
+                if not used:
                     names = ", ".join(map(repr, dropout_layers(self.model)))
                     raise RuntimeError(
                         f"none of the model's dropout layers ({names}) was called, so that all samples would be the "
@@ -72,49 +72,35 @@ class MCDropout(VotingDetector):
                     )
                 take(output)
 
-        masks.around(work)
+        seeded = partial(_seeded, self.seed, work) if inside else work
+        lend(self.model, callbacks, seeded, exclusive=inside)
 
 
-class Masks:
-    """Dropout left on in a model that stays in evaluation mode, from one seed."""
+def _masks(model: nn.Module, seed: int, used: list[bool]) -> tuple[dict[str, Callback], bool]:
+    """What leaves dropout on in a model in evaluation mode, by layer; and whether torch itself draws some masks."""
+    generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        self.model, self.seed = model, seed
-        self.used = False  # whether any dropout layer was called
-        self._generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
-        self._callbacks: dict[str, Callback] = {}
-        self._inside = False  # whether torch draws masks itself
-        dropout, whole = dropout_layers(model), ""
-        for name, layer in named(model):
-            if whole and name.startswith(whole):
-                continue
-            # In evaluation mode it packs padded batches for a fused path that knows no dropout.
-            packs = isinstance(layer, nn.TransformerEncoder) and getattr(layer, "use_nested_tensor", False)
-            own = isinstance(layer, _DROPOUT) and any(type(layer).forward is kind.forward for kind in _DROPOUT)
-            if name in dropout and own:
-                self._callbacks[name] = self._masked(layer)
-            elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
-                self._callbacks[name], self._inside, whole = self._again(_twin(layer)), True, f"{name}."
+    def masked(layer: Any, output: Tensor, *_: Any) -> Tensor:
+        used.append(True)
+        dropped = _drop(layer, output, generator(output.device))
+        return output.copy_(dropped) if layer.inplace else dropped
 
-    def around(self, work: Callable[[nn.Module], None]) -> None:
-        """Call `work` with a model whose dropout is on, in this thread alone."""
-        seeded = partial(_seeded, self.seed, work) if self._inside else work
-        lend(self.model, self._callbacks, seeded, exclusive=self._inside)
+    def again(twin: nn.Module, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        used.append(True)
+        return twin.forward(*args, **kwargs)
 
-    def _masked(self, layer: Any) -> Callback:
-        def callback(output: Tensor, *_: Any) -> Tensor:
-            self.used = True
-            dropped = _drop(layer, output, self._generator(output.device))
-            return output.copy_(dropped) if layer.inplace else dropped
-
-        return callback
-
-    def _again(self, twin: nn.Module) -> Callback:
-        def callback(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self.used = True
-            return twin.forward(*args, **kwargs)
-
-        return callback
+    callbacks: dict[str, Callback] = {}
+    dropout, whole = dropout_layers(model), ""  # the latest module that is run again, with all that it holds
+    for name, layer in named(model):
+        if whole and name.startswith(whole):
+            continue
+        # In evaluation mode it packs padded batches for a fused path that knows no dropout.
+        packs = isinstance(layer, nn.TransformerEncoder) and getattr(layer, "use_nested_tensor", False)
+        if name in dropout and any(type(layer).forward is kind.forward for kind in _OWN):
+            callbacks[name] = partial(masked, layer)
+        elif name in dropout or (packs and any(inner.startswith(f"{name}.") for inner in dropout)):
+            callbacks[name], whole = partial(again, _twin(layer)), f"{name}."
+    return callbacks, bool(whole)
 
 
 def dropout_layers(model: nn.Module) -> list[str]:
@@ -133,7 +119,7 @@ def dropout_layers(model: nn.Module) -> list[str]:
 
 def _share(module: nn.Module) -> float | None:
     """What share of activations a module drops; None if it is no dropout."""
-    if isinstance(module, _DROPOUT):
+    if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p
     if isinstance(module, nn.MultiheadAttention):
         return module.dropout
@@ -150,15 +136,8 @@ def _drop(layer: Any, x: Tensor, generator: torch.Generator) -> Tensor:
     if isinstance(layer, _CHANNELS):
         kept = 1 if x.dim() == _UNBATCHED.get(type(layer)) else 2
         noise = x.new_empty(x.shape[:kept] + (1,) * (x.dim() - kept))
-    p = layer.p
-    noise.bernoulli_(1 - p, generator=generator)
-    if p == 1:
-        return x * noise
-    if not isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        return x * noise.div_(1 - p)
-    scale = 1 / ((_ALPHA**2 * p + 1) * (1 - p)) ** 0.5
-    shift = (noise - 1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
-    return (x * noise.mul_(scale)).add_(shift)
+    noise.bernoulli_(1 - layer.p, generator=generator)
+    return x * (noise if layer.p == 1 else noise.div_(1 - layer.p))
 
 
 def _twin(module: nn.Module) -> nn.Module:

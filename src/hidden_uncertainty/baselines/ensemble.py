@@ -69,10 +69,8 @@ class VotingReader(ScoringReader):
             return task.predict(output) if self.pixels is None else task.predict_pixels(output)
         if self.pixels is None:
             task.predict(output)  # which sees whether these are scores of classes
-            scores = task.scores(output)
-        else:
-            maps = task.scores(output, maps=True).permute(0, 2, 3, 1)
-            scores = maps.clone(memory_format=torch.contiguous_format)  # the network's memory is not ours
+        scores = task.scores(output, maps=self.pixels is not None).movedim(1, -1)
+        scores = scores.clone(memory_format=torch.contiguous_format)  # the network's memory is not ours
         if task.logits and not self._looked and len(scores):
             self._looked = True
             warn_of_probabilities(scores.flatten(0, -2))

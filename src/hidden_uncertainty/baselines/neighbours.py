@@ -44,18 +44,16 @@ class Index(nn.Module):
         return distances, index.gather(1, order)
 
     def _candidates(self, rows: Tensor, k: int) -> Tensor:
-        best = rows.new_empty(len(rows), 0)
-        index = torch.empty(len(rows), 0, dtype=torch.long, device=rows.device)
         rows = rows - self.center  # it lies amid them, so that squares do not drown what they differ by
         own = rows.square().sum(1, keepdim=True)
+        near = []
         for start in range(0, len(self.points), POINTS):
             block = self.points[start : start + POINTS].double() - self.center
             squares = torch.addmm(own + block.square().sum(1), rows, block.mT, alpha=-2).clamp_(min=0)  # (r, b)
-            near = squares.topk(min(k, squares.shape[1]), largest=False)
-            best, index = torch.cat([best, near.values], 1), torch.cat([index, near.indices + start], 1)
-            kept = best.topk(min(k, best.shape[1]), largest=False)
-            best, index = kept.values, index.gather(1, kept.indices)
-        return index
+            best = squares.topk(min(k, squares.shape[1]), largest=False)
+            near.append((best.values, best.indices + start))
+        values, index = (torch.cat(parts, 1) for parts in zip(*near, strict=True))
+        return index.gather(1, values.topk(k, largest=False).indices)
 
 
 class NeighbourDistance(RowMethod):

@@ -80,8 +80,8 @@ def compare(
     """
     ood = dict(out_of_distribution) if isinstance(out_of_distribution, Mapping) else {"ood": out_of_distribution}
     _check(methods, ood, train, calibration, rounds)
-    _check_loaders({"in_distribution": in_distribution, "train": train, "calibration": calibration}, unpack)
-    _check_loaders({f"out_of_distribution {name!r}": loader for name, loader in ood.items()}, unpack)
+    given = {"in_distribution": in_distribution, "train": train, "calibration": calibration}
+    _check_loaders(given | {f"out_of_distribution {name!r}": loader for name, loader in ood.items()}, unpack)
     known = LabelledLoader(in_distribution, unpack)
     if model is None:
         networks = (getattr(method, "model", None) for method in methods.values())
@@ -158,8 +158,7 @@ class LabelledLoader:
 
     def first(self, count: int) -> tuple[list[Any], list[int]]:
         """Batches of at least `count` inputs together, or all there are, as the loader gives them; and their sizes."""
-        items: list[Any] = []
-        sizes: list[int] = []
+        items, sizes = list[Any](), list[int]()
         for item in self.loader:
             items.append(item)
             sizes.append(len(unpack(item, self.adapter)))

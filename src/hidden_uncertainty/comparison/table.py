@@ -117,11 +117,8 @@ class Comparison:
         lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-        blocks = []
-        for name, *cells in lines:
-            numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-            blocks.append(f"| {' | '.join([name.ljust(widths[0]), *numbers])} |")
-        return [*blocks, ""]
+        aligned = ([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])] for name, *cells in lines)
+        return [*(f"| {' | '.join(line)} |" for line in aligned), ""]
 
     def _about(self) -> str:
         about = self.about

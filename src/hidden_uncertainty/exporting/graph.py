@@ -95,16 +95,15 @@ class Graph(nn.Module):
         modules = self.model.named_modules()
         handles = [module.register_forward_pre_hook(partial(self._enter, name)) for name, module in modules]
 
-        def keep(name: str, value: Any) -> None:  # at once: the next layer may write into the same memory
-            seen[name] = self._look(name, value, batch)
+        def keep(name: str, _: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
+            value = output[0] if output else (*args, *kwargs.values())
+            seen[name] = self._look(name, value, batch)  # at once: the next layer may write into the same memory
 
         for name, source in self.sources.items():
-            if source.layer is not None and source.reduce.read == "output":
-                hook = lambda _, __, value, name=name: keep(name, value)  # noqa: E731
-                handles.append(layers[source.layer].register_forward_hook(hook))
-            elif source.layer is not None:
-                hook = lambda _, args, kwargs, name=name: keep(name, (*args, *kwargs.values()))  # noqa: E731
-                handles.append(layers[source.layer].register_forward_pre_hook(hook, with_kwargs=True))
+            if source.layer is not None:
+                layer, after = layers[source.layer], source.reduce.read == "output"
+                register: Any = layer.register_forward_hook if after else layer.register_forward_pre_hook
+                handles.append(register(partial(keep, name), with_kwargs=True))
         try:
             return self.model(*batch.args, **batch.kwargs)
         finally:

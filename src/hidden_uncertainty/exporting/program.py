@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..abilities import require
@@ -37,7 +38,7 @@ LARGEST = 1 << 31  # bytes that one file of this format can hold: larger graphs 
 
 def export(
     detector: Any, example: Any, path: str | PathLike[str] | None = None, *, coverage: float | None = 0.9
-) -> torch.export.ExportedProgram:
+) -> ExportedProgram:
     """The network with its prediction, uncertainty, p-value and decision as one graph of a dynamic batch.
 
     The graph's outputs, by name: `prediction`, `epistemic`; `aleatoric` where the method tells it; `p_value` where the
@@ -104,8 +105,7 @@ class Compiled:
     def _make(self, batch: Batch) -> Any:
         self._known = batch[:0].clone()  # with no row of what has one per input
         program = _traced(self._detector, self._fitted, batch, "spread")
-        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings(action="ignore"):
             path, settings = str(Path(folder) / "graph.pt2"), {"freezing": True}
             try:
                 made = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
@@ -130,12 +130,11 @@ def _told(batch: Batch, size: int) -> str:
     return ", ".join(found)
 
 
-def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> torch.export.ExportedProgram:
+def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> ExportedProgram:
     reader = detector.reader
     if not isinstance(reader, Extractor):
         raise NotImplementedError(f"this {type(detector).__name__} reads no network itself, so there is no graph.")
-    kind: Any = PixelGraph if isinstance(reader, PixelExtractor) else Graph
-    graph = kind(reader, fitted, coverage, batch)
+    graph = (PixelGraph if isinstance(reader, PixelExtractor) else Graph)(reader, fitted, coverage, batch)
     count = batch.size
 
     def dynamic(tensor: Tensor) -> Any:
@@ -147,8 +146,7 @@ def _traced(detector: Any, fitted: Fitted, batch: Batch, coverage: Coverage) -> 
     tensors = _tensors_of(batch)
     given, shapes = tuple(map(twice, tensors)), {"inputs": tuple(map(dynamic, tensors))}
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             return torch.export.export(graph, given, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         network = type(detector.model).__name__
@@ -183,20 +181,14 @@ def _input_names(detector: Any, batch: Batch) -> list[str]:
 
 
 def _write(
-    detector: Any,
-    fitted: Fitted,
-    program: torch.export.ExportedProgram,
-    batch: Batch,
-    path: Path,
-    coverage: float | None,
+    detector: Any, fitted: Fitted, program: ExportedProgram, batch: Batch, path: Path, coverage: float | None
 ) -> None:
     target = Path(os.path.realpath(path))
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     try:
         for name in levels:
             logging.getLogger(name).setLevel(logging.ERROR)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             made = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:
         raise RuntimeError(
@@ -277,8 +269,7 @@ def _difference(u: Uncertainty, found: Mapping[str, np.ndarray]) -> float:
 
 
 def _require_onnx(path: Path) -> None:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < (2, 7):
+    if torch.__version__ < "2.7":  # by numbers, as torch compares its versions
         raise RuntimeError(f"torch {torch.__version__} is too old to write '{path}': ONNX needs 2.7 or newer.")
     try:
         import onnxscript  # noqa: F401  # which needs onnx

@@ -96,13 +96,10 @@ class Scored(dict[str, Tensor]):
                 continue
             rank = torch.where(rank.isnan(), -math.inf, rank.double())
             known = self.examples[kind]
-            worst = known[-1].rank if len(known) >= self.keep else None
             for i in rank.topk(min(self.keep, len(u))).indices.tolist():
-                if worst is not None and rank[i] <= worst:
-                    break
                 one = batch[i : i + 1].clone()  # the loader may use its memory again
                 own = None if label is None else label[i].clone()
-                known = [*known, Example(float(rank[i]), self.count + i, u[i], own, one, _shown(one))]
+                known.append(Example(float(rank[i]), self.count + i, u[i], own, one, _shown(one)))
             self.examples[kind] = heapq.nlargest(self.keep, known, key=lambda one: one.rank)
 
     def _labels(self, label: Tensor | None, u: Uncertainty) -> tuple[Tensor | None, Tensor | None]:
