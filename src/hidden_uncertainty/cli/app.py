@@ -6,6 +6,7 @@ import sys
 from contextlib import redirect_stdout
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -96,8 +97,9 @@ def fit(
     detector = LatentDensity(model, layers or "auto", combine=combine, task=task and task.value, seed=seed)
     threshold = detector.fit(train, others, holdout=holdout).threshold(false_alarm)
     _check_labels(detector, train.classes)
-    detector.save(out)
-    header, tensors = io.read(out)
+    with TemporaryDirectory() as folder:
+        detector.save(Path(folder) / "detector")
+        header, tensors = io.read(Path(folder) / "detector")
     known = {name: getattr(given, name) for name in KEPT}
     io.write(out, {**header, "reading": known | {"size": given.size and [*given.size]}}, tensors)
     typer.echo(f"read: {', '.join(detector.layers)}")
