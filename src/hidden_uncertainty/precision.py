@@ -170,6 +170,17 @@ def saturate(z: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch work with one thread: small matrices gain nothing by more, and sums then have one order everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def helpful_threads(size: int) -> Iterator[None]:
     """Run a block that fits to `size` numbers by small operations, on one thread where several are slower.
 
@@ -185,11 +196,8 @@ def helpful_threads(size: int) -> Iterator[None]:
         f"other work keeps the cores busy, so that {threads} threads would wait for each other: fitting on one. "
         "OMP_WAIT_POLICY=passive in the environment lets them share."
     )
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _seconds() -> float:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hidden_uncertainty import baselines
 from hidden_uncertainty.comparison import FORWARD, Comparable, Comparison, compare
-from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.demo import Digits, DigitsNet, Split, add_noise, digits, rotate, train
 from hidden_uncertainty.density import GaussianMixture
 from hidden_uncertainty.latent import LatentDensity
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import bars, track
 
 FULL: dict[str, Any] = {

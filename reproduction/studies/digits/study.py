@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from hidden_uncertainty import LatentDensity
-from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.demo import DigitsNet, digits, train
 from hidden_uncertainty.density import Density
 from hidden_uncertainty.metrics import auroc
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
 from ...results import Study, digest, summarise

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from hidden_uncertainty.comparison.measure import hardware, one_thread
+from hidden_uncertainty.comparison.measure import hardware
 from hidden_uncertainty.notes import note
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
 from ...results import Study, commit

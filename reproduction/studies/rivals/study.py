@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hidden_uncertainty.comparison.measure import hardware, one_thread
+from hidden_uncertainty.comparison.measure import hardware
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
 from ...results import Study, commit

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hidden_uncertainty import ConditionalFlow, Density, JointMixture, LatentDensity, Uncertainty
 from hidden_uncertainty.baselines import DeepEnsemble
-from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.extract import OUTPUTS
 from hidden_uncertainty.marginal import Marginal, Uniform
 from hidden_uncertainty.metrics import auroc, rank_correlation
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
 from ...datasets.toy import GAP, Toy, toy

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from hidden_uncertainty import Density, GaussianMixture, JointMixture, LatentDensity
-from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.model.tasks import TaskName
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
 from ...results import Study, digest

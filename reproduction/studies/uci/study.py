@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hidden_uncertainty.comparison.measure import one_thread
 from hidden_uncertainty.metrics import ause, rank_correlation, rmse
+from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import progress_bar
 
 from ...datasets.uci import NAMES, uci

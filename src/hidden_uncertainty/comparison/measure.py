@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -36,17 +35,6 @@ def milliseconds(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[st
             side()
             seconds[name].append(time.perf_counter() - start)
     return {name: 1000 * median(values) for name, values in seconds.items()}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch work with one thread: small matrices gain nothing by more, and sums then have one order everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def versions() -> dict[str, str]:

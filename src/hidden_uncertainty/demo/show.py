@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from .. import metrics, plots
-from ..comparison.measure import one_thread
 from ..latent import LatentDensity
+from ..precision import one_thread
 from ..scoring.calibration import Calibration
 from .training import DigitsNet, Split, add_noise, digits, rotate, train
 
