@@ -134,9 +134,9 @@ def test_in_cross_validation():
     [
         ({"contamination": 0.7}, ValueError, "'auto' or a share above 0 and at most 0.5, not 0.7"),
         ({"contamination": "none"}, ValueError, "not 'none'"),
-        ({"calibration": 2}, ValueError, "calibration must be a share between 0 and 1, not 2"),
-        ({"false_alarm": 0}, ValueError, "false_alarm must be a share between 0 and 1, not 0"),
-        ({"false_alarm": "auto"}, ValueError, "false_alarm must be a share between 0 and 1, not 'auto'"),
+        ({"calibration": 2}, ValueError, "calibration must lie between 0 and 1, both excluded; got 2"),
+        ({"false_alarm": 0}, ValueError, "false_alarm must lie between 0 and 1, both excluded; got 0"),
+        ({"false_alarm": "auto"}, TypeError, "false_alarm must be a number between 0 and 1, not 'auto'"),
         ({"density": "gaussian"}, TypeError, r"GaussianMixture\(\), or None, not 'gaussian'"),
         ({"density": JointMixture()}, TypeError, "for classes use GaussianMixture"),
     ],

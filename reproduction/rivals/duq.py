@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from hidden_uncertainty import Detector
 from hidden_uncertainty.demo.training import built
 from hidden_uncertainty.scoring.outputs import OutputMethod
-from hidden_uncertainty.scoring.terms import Scores, Term
+from hidden_uncertainty.scoring.terms import Term
+from hidden_uncertainty.uncertainty import LayerScores
 
 from .base import Rival, draw, perceptron
 
@@ -110,13 +111,11 @@ def gradient_penalty(x: Tensor, kernels: Tensor) -> Tensor:
 class Farness(OutputMethod):
     """-log of the largest kernel: ranks as 1 - max K does, and still does where every kernel underflows."""
 
-    def measure(self, scores: Tensor) -> Scores:
+    def measure(self, scores: Tensor, several: bool) -> LayerScores:
         """Of log K (n, C)."""
-        return Scores(-scores.amax(1))
-
-    def measure_labels(self, logits: Tensor) -> Scores:
-        """An input has one class."""
-        raise NotImplementedError("DUQ is for one class per input.")
+        if several:
+            raise NotImplementedError("DUQ is for one class per input.")
+        return LayerScores(-scores.amax(1))
 
 
 class SmallCNN(nn.Sequential):

@@ -120,9 +120,7 @@ def read(
         raise FileNotFoundError(f"there is no file '{path}': check the name, or save one first")
     _refuse_special(path)
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        preamble, start = _read_preamble(file, path, size)
-        metadata = _check_metadata(preamble, start, path, size)
+        metadata = _read_metadata(file, path)
         file.seek(0)
         content = file.read()
     try:
@@ -214,8 +212,9 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any], int]:
-    """The JSON text before the tensors, parsed, and where the tensors start."""
+def _read_metadata(file: BinaryIO, path: Any) -> dict[str, str]:
+    """What this library wrote beside the tensors, if the file is one of its own, of a version it reads, and whole."""
+    size = os.fstat(file.fileno()).st_size
     if size < 8:
         _cut_short(path, size, "at least 8")
     length = int.from_bytes(file.read(8), "little")
@@ -228,11 +227,6 @@ def _read_preamble(file: BinaryIO, path: Any, size: int) -> tuple[dict[str, Any]
         preamble = _from_json(opening + file.read(length - 1))
     except (ValueError, RecursionError) as error:
         _damaged(path, f"its header is not JSON ({error})", cause=error)
-    return preamble, 8 + length
-
-
-def _check_metadata(preamble: dict[str, Any], start: int, path: Any, size: int) -> dict[str, str]:
-    """What this library wrote beside the tensors, if the file is one of its own, of a version it reads, and whole."""
     metadata = preamble.get(METADATA)
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError(
@@ -250,7 +244,7 @@ def _check_metadata(preamble: dict[str, Any], start: int, path: Any, size: int) 
         )
     if version < 1 or not all(isinstance(metadata.get(key), str) for key in ("header", "digest")):
         _damaged(path, "its metadata are incomplete")
-    expected = start + max(ends, default=0)
+    expected = 8 + length + max(ends, default=0)
     if size < expected:
         _cut_short(path, size, f"{expected:,}")
     if size > expected:

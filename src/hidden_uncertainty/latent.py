@@ -174,9 +174,8 @@ class LatentDensity(Detector):
         with crew.step():
             stream = reader.batches(loader, "choosing layers")
             first = next(stream, None)
-            if isinstance(loader, Iterator) and first is not None:
-                loader = chain([first], stream)
             if first is not None:
+                loader = chain([first], stream) if isinstance(loader, Iterator) else loader
                 batch = first.clone()  # networks may write into their inputs
                 output, _ = run(self.model, {}, batch.args, batch.kwargs)
                 with reader.tentative():

@@ -18,7 +18,7 @@ from .extract import Features
 from .marginal import Categorical
 from .notes import warn
 from .scoring.bayes import DensityMethod, Prior
-from .scoring.calibration import Calibration
+from .scoring.calibration import Calibration, check_share
 
 # The best of a few by AUROC on scikit-learn's iris, wine and digits, columns scaled, a class at a time left out.
 POOLING = 1.0
@@ -87,9 +87,7 @@ class DensityDetector(OutlierMixin, BaseEstimator):
         if share != "auto" and not (isinstance(share, Real) and 0 < share <= 0.5):
             raise ValueError(f"contamination must be 'auto' or a share above 0 and at most 0.5, not {share!r}.")
         for name in ("calibration", "false_alarm"):
-            part = getattr(self, name)
-            if not (isinstance(part, Real) and 0 < float(part) < 1):
-                raise ValueError(f"{name} must be a share between 0 and 1, not {part!r}.")
+            check_share(name, getattr(self, name))
         if not (self.density is None or isinstance(self.density, Density)):
             raise TypeError(f"density takes a density such as GaussianMixture(), or None, not {self.density!r}.")
         options: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": 3}

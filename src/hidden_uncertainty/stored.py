@@ -88,7 +88,8 @@ def restore(build: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
         module = build()
     expected = module.state_dict()
     for name in {**expected, **tensors}:
-        said, found = (_describe(state.get(name)) for state in (expected, tensors))
+        both = (state.get(name) for state in (expected, tensors))
+        said, found = ("missing" if part is None else f"{tuple(part.shape)} of {part.dtype}" for part in both)
         expect(said == found, f"by its header, {name!r} is {said}, and it holds {found}")
     module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
     for place, part in module.named_modules():
@@ -99,7 +100,3 @@ def restore(build: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
         if callable(check := getattr(part, "check", None)):
             check()
     return module
-
-
-def _describe(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.nn.functional import pad
 
 T = TypeVar("T")
 MEET = timedelta(minutes=5)  # that processes wait for each other to call
@@ -43,10 +44,6 @@ class Team:
             ) from error
         self._group = distributed.ProcessGroupGloo(here, self.rank, self.size, WORK)
 
-    def leave(self) -> None:
-        """Close the connection, whatever still refers to the team: others that wait for this process then stop."""
-        self._group = None
-
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor over all processes, the same bits in each."""
         if self.size == 1:
@@ -59,20 +56,16 @@ class Team:
         """What each process has, in the order of ranks: text, numbers, tensors, or tuples, lists and dicts of these."""
         if self.size == 1:
             return [thing]
-        mine = _packed(thing)
-        sizes = self._gathered(torch.tensor([len(mine)], device="cpu"))
-        room = torch.zeros(max(map(int, sizes)), dtype=torch.uint8, device="cpu")
-        room[: len(mine)] = mine
-        found = self._gathered(room)
-        return [_unpacked(part[: int(size)]) for part, size in zip(found, sizes, strict=True)]
+        mine, sizes = self._packed(thing)
+        found = self._gathered(pad(mine, (0, max(sizes) - len(mine))))
+        return [_unpacked(part[:size]) for part, size in zip(found, sizes, strict=True)]
 
     def first(self, thing: T) -> T:
         """What the first process has."""
         if self.size == 1:
             return thing
-        mine = _packed(thing) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8, device="cpu")
-        (size, *_) = self._gathered(torch.tensor([len(mine)], device="cpu"))
-        room = mine if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8, device="cpu")
+        mine, sizes = self._packed(thing if self.rank == 0 else None)
+        room = mine if self.rank == 0 else _room(sizes[0])
         options = distributed.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         self._wait(self._group.broadcast([room], options))
@@ -82,14 +75,13 @@ class Team:
         """What each process has, as `all`, for the first one; others get an empty list."""
         if self.size == 1:
             return [thing]
-        mine = _packed(thing if self.rank else None)
-        sizes = [int(size) for size in self._gathered(torch.tensor([len(mine)], device="cpu"))]
+        mine, sizes = self._packed(thing if self.rank else None)
         if self.rank:
             self._wait(self._group.send([mine], 0, self.rank))
             return []
         found = [thing]
         for rank in range(1, self.size):
-            room = torch.zeros(sizes[rank], dtype=torch.uint8, device="cpu")
+            room = _room(sizes[rank])
             self._wait(self._group.recv([room], rank, rank))
             found.append(_unpacked(room))
         return found
@@ -118,6 +110,13 @@ class Team:
         failed = [f"process {rank} of {self.size} failed: {text}" for rank, text in enumerate(said) if text is not None]
         if failed:
             raise RuntimeError("; ".join(failed))
+
+    def _packed(self, thing: Any) -> tuple[Tensor, list[int]]:
+        """A thing as bytes, and how many those of each process are."""
+        buffer = io.BytesIO()
+        torch.save(thing, buffer)
+        mine = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        return mine, [int(size) for size in self._gathered(torch.tensor([len(mine)], device="cpu"))]
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -148,33 +147,24 @@ def together(process_group: Any = None) -> Iterator[Team]:
     if (around := _current.get()) is not None:
         yield around
         return
-    crew = _team_of(process_group)
+    crew, alone = Team(), not distributed.is_available() or not distributed.is_initialized()
+    if alone and process_group not in (None, False):
+        raise RuntimeError("process_group= was given, but torch.distributed is not in use: leave it out.")
+    size = 1 if alone or process_group is False else distributed.get_world_size(process_group)
+    if size < 1:
+        raise ValueError("this process is not in the process_group that was given: only its members may call.")
+    if size > 1:
+        crew.connect(process_group)
     token = _current.set(crew)
     try:
         yield crew
     finally:
         _current.reset(token)
-        crew.leave()
+        crew._group = None  # whatever still refers to the team: others that wait for this process then stop
 
 
-def _team_of(group: Any) -> Team:
-    found = Team()
-    if group is False or not distributed.is_available() or not distributed.is_initialized():
-        if group not in (None, False):
-            raise RuntimeError("process_group= was given, but torch.distributed is not in use: leave it out.")
-        return found
-    size = distributed.get_world_size(group)
-    if size < 1:
-        raise ValueError("this process is not in the process_group that was given: only its members may call.")
-    if size > 1:
-        found.connect(group)
-    return found
-
-
-def _packed(thing: Any) -> Tensor:
-    buffer = io.BytesIO()
-    torch.save(thing, buffer)
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+def _room(size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device="cpu")
 
 
 def _unpacked(content: Tensor) -> Any:

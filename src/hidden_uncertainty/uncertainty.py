@@ -26,6 +26,12 @@ class _Scores:
     epistemic: Tensor
     threshold: float | None
 
+    def __post_init__(self) -> None:
+        shapes = {name: value.shape for name, value in self._tensors().items()}
+        if any(not shape or shape[0] != self.epistemic.shape[0] for shape in shapes.values()):
+            told = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+            raise ValueError(f"every field needs one entry per input, along its first dimension; got {told}")
+
     def __len__(self) -> int:
         return len(self.epistemic)
 
@@ -51,12 +57,6 @@ class _Scores:
         changed = {name: change(value) for name, value in self._tensors().items()}
         return replace(self, **(changed | others))  # type: ignore[type-var]  # a dataclass
 
-    def _check_lengths(self) -> None:
-        lengths = {value.shape[:1] for value in self._tensors().values()}
-        if () in lengths or len(lengths) > 1:
-            shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self._tensors().items())
-            raise ValueError(f"every field needs one entry per input, along its first dimension; got {shapes}")
-
     def _summary(self) -> list[str]:
         inputs = "1 input" if len(self) == 1 else f"{len(self):,} inputs"
         lines = [f"{type(self).__name__} of {inputs}"]
@@ -73,7 +73,7 @@ class _Scores:
         return lines
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerScores(_Scores):
     """Scores of one layer, (n,) each or (n, H, W) for pixels, higher when more uncertain, in nats; None where absent.
 
@@ -93,15 +93,12 @@ class LayerScores(_Scores):
     epistemic: Tensor
     aleatoric: Tensor | None = None
     log_aleatoric: Tensor | None = None
+    expected_error: Tensor | None = None  # shown to users only of methods that were given labels
+    probabilities: Tensor | None = None
     residual: Tensor | None = None
     p_value: Tensor | None = None
-    expected_error: Tensor | None = None
     threshold: float | None = None
     part: Tensor | None = None
-    probabilities: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self._check_lengths()
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -163,7 +160,7 @@ class Uncertainty(_Scores):
     probabilities: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self._check_lengths()
+        super().__post_init__()
         for name, scores in self.layers.items():
             if len(scores) != len(self):
                 raise ValueError(

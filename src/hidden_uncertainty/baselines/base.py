@@ -18,7 +18,7 @@ from ..model.tasks import Condition, Prediction, Task, TaskName
 from ..precision import saturate
 from ..reduce import How, Reduce, Reduction
 from ..scoring.combination import Combine
-from ..scoring.terms import Layers, Method, Scores, Term, chosen_layers
+from ..scoring.terms import Layers, Method, Term, chosen_layers
 from ..uncertainty import LayerScores
 
 ROWS = 4096  # scored at a time
@@ -59,13 +59,13 @@ class RowMethod(Method):
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """Scores (n,) of rows z (n, d) in float64, with the arguments of `score`."""
 
-    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> LayerScores:
         """Score rows, some at a time."""
         assert isinstance(z, Tensor)
         limit = torch.finfo(torch.float32).max / 8
         pairs = pieces(ROWS, z, prediction)
         found = [self.measure(saturate(rows, torch.float64), some, seen=seen) for rows, some in pairs]
-        return Scores(torch.cat(found).clamp(-limit, limit).to(torch.promote_types(z.dtype, torch.float32)))
+        return LayerScores(torch.cat(found).clamp(-limit, limit).to(torch.promote_types(z.dtype, torch.float32)))
 
 
 class LayerDetector(Detector):
@@ -116,7 +116,7 @@ class AsRead(Method):
         """Nothing to do: the reading step is fitted."""
         return self
 
-    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> LayerScores:
         """Rows cannot be scored without their inputs."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from ..scoring.bayes import DensityMethod
 from ..scoring.decisions import filled, unit_of
 from ..scoring.fitted import Fitted
 from ..scoring.head import FittedTerm
-from ..scoring.terms import Scores
+from ..uncertainty import LayerScores
 
 Coverage = float | Literal["spread"] | None
 WIDTH = 128  # columns of each Gaussian in a block: wider ones multiply more zeros, narrower ones are more nodes
@@ -138,18 +138,18 @@ class Graph(nn.Module):
         parts = [part - part for part in known]
         return sum(part.sum(1) if part.dim() == 2 else part for part in parts)  # type: ignore[return-value]
 
-    def _score(self, name: str, term: FittedTerm, z: Tensor, prediction: Prediction) -> Scores:
+    def _score(self, name: str, term: FittedTerm, z: Tensor, prediction: Prediction) -> LayerScores:
         method, value = term.method, prediction.value
         self.stage.name = f"{_called(method)} of {name!r}"
         if name != self.head.leading and isinstance(method, DensityMethod) and self.task.discrete:
             support = method.prior.fitted.at(value)  # of all Bayes tells, its surprise alone
-            return Scores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
+            return LayerScores(-(method.fitted.log_prob(z, support.points) + support.log_weight).logsumexp(1))
         return method.score(z, value.flatten() if value.dim() == 3 else value)
 
-    def _interval(self, prediction: Prediction, scores: Scores, unusable: Tensor) -> dict[str, Tensor]:
+    def _interval(self, prediction: Prediction, scores: LayerScores, unusable: Tensor) -> dict[str, Tensor]:
         """As `Decisions.interval`."""
         value, term = prediction.value, self.head.terms[self.head.leading]
-        unit = unit_of(term.spread, Rows(prediction=prediction), scores)  # type: ignore[arg-type]
+        unit = unit_of(term.spread, Rows(prediction=prediction), scores)
         if self.reach is None:
             return {} if unit is None else {"spread": filled(unit.reshape(value.shape), unusable, math.nan)}
         width = torch.ones_like(value) if unit is None else unit.reshape(value.shape)

@@ -20,8 +20,9 @@ from ..marginal.base import MarginalName
 from ..model.tasks import TaskName
 from ..notes import about, warn
 from ..precision import without_autocast
+from ..uncertainty import LayerScores
 from .combination import agreement
-from .terms import Method, Scores, build, with_kind
+from .terms import Method, build, with_kind
 
 ROWS = 4096  # scored at a time at most, which bounds the memory of every density
 ROWS_ON_GPU = 1 << 16  # which small pieces would leave idle
@@ -136,12 +137,6 @@ class Prior(nn.Module):
     def _count(self, y: Tensor, features: Features) -> Marginal:
         if y.dim() == 2:
             sets = LabelSets().fit(y)
-            if len(sets.support) < 2:
-                raise ValueError(
-                    f"all {len(y):,} inputs have the same labels, {y[0].tolist()}, so there is nothing to be torn "
-                    "between. Check the network and the loader; where logits are probabilities, pass "
-                    "MultiLabel(logits=False)."
-                )
             return self._checked(sets, sets.of(y).bincount(), features)
         counts = y.bincount(minlength=features.classes or 0)
         drawn = counts if features.population is None else _drawn(features.population.values, y)
@@ -152,9 +147,13 @@ class Prior(nn.Module):
             raise ValueError(f"marginal={self.spec!r} is for numbers; classes are counted: leave it out.")
         classes, rows = features.classes or 0, int(counts.sum())
         if len(fitted.support) < 2:
+            same, hint = f"class, {int(counts.argmax())}", "a single logit, (n, 1), must be one, not a probability"
+            if isinstance(fitted, LabelSets):
+                same = f"labels, {fitted.sets[0].tolist()}"
+                hint = "where logits are probabilities, pass MultiLabel(logits=False)"
             raise ValueError(
-                f"all {rows:,} inputs have the same class, {int(counts.argmax())}, so there is nothing to be torn "
-                "between. Check the network and the loader; a single logit, (n, 1), must be one, not a probability."
+                f"all {rows:,} inputs have the same {same}, so there is nothing to be torn between. Check the network "
+                f"and the loader; {hint}."
             )
         if rows < classes:
             raise ValueError(f"{rows} inputs are fewer than the network's {classes} classes: fit to more.")
@@ -222,7 +221,7 @@ class DensityMethod(Method):
         self.density = density.fit_moments(data) if isinstance(data, Moments) else density.fit_chunks(data)
         return self
 
-    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> LayerScores:
         """Score rows by Bayes over the marginal's support.
 
         `expected_error` is that of y as `fit` was given it: where that was predictions, it says nothing of labels.
@@ -230,15 +229,12 @@ class DensityMethod(Method):
 
         marginal = self.prior.fitted
 
-        def take(p: Posterior, support: Support, some: Tensor) -> tuple[Tensor | None, ...]:
+        def take(p: Posterior, support: Support, some: Tensor) -> LayerScores:
             error = None if support.log_volume is None else _expected_error(p, support, some)
             labels = marginal.probabilities(p.log_posterior) if isinstance(marginal, LabelSets) else None
-            return p.log_evidence, p.entropy, p.log_entropy, error, labels
+            return LayerScores(-p.log_evidence, p.entropy, p.log_entropy, error, labels)
 
-        parts = self.posteriors(z, prediction, take)
-        evidence, *others = map(_cat, zip(*parts, strict=True))
-        assert evidence is not None
-        return Scores(-evidence, *others)
+        return LayerScores.cat(self.posteriors(z, prediction, take))
 
     def agreement(self, z: Tensor, prediction: Tensor) -> float:
         """Of the most probable class given z with the one predicted: Cohen's kappa; 1 for numbers."""
@@ -286,11 +282,8 @@ class DensityMethod(Method):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The method that `config` describes."""
-        density, fitted = config["density"], config["marginal"]
-        spec: Any = config["spec"]
-        if not isinstance(spec, str):
-            spec = build(MARGINALS, spec, "marginal")
-        prior = Prior(spec)
+        density, fitted, spec = config["density"], config["marginal"], config["spec"]
+        prior = Prior(spec if isinstance(spec, str) else build(MARGINALS, spec, "marginal"))  # type: ignore[arg-type]
         prior.marginal = None if fitted is None else build(MARGINALS, fitted, "marginal")
         return cls(None if density is None else build(Density.kinds, density, "density"), prior)
 
@@ -315,8 +308,3 @@ def _expected_error(posterior: Posterior, support: Support, prediction: Tensor) 
     each = root[..., None] * away.to(root.dtype).clamp(-limits.max, limits.max)
     largest = each.abs().amax(1, keepdim=True).clamp(min=limits.tiny)  # in its units, no square over- or underflows
     return (largest[:, 0] * (each / largest).square().sum(1).sqrt()).view(prediction.shape)
-
-
-def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return present[0] if len(present) == 1 else torch.cat(present) if present else None

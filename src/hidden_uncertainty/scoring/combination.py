@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -84,10 +83,9 @@ class Tail(NamedTuple):
 
     def rarity(self, scores: Tensor) -> Tensor:
         """-log p of scores, of their shape, in float64."""
-        knots, heights, slopes = (
-            torch.tensor(part, dtype=torch.float64, device=scores.device)
-            for part in (self.knots, self.heights, self._slopes())
-        )
+        told = ([*self.knots], [*self.heights], [self.slope])
+        knots, heights, last = (torch.tensor(part, dtype=torch.float64, device=scores.device) for part in told)
+        slopes = torch.cat([(heights.diff() / knots.diff()).clamp(max=STEEPEST), last])
         x = scores.double().clamp(self.knots[0], torch.finfo(torch.float64).max)
         piece = (x[..., None] >= knots).sum(-1) - 1
         return heights[piece] + slopes[piece] * (x - knots[piece])
@@ -99,19 +97,11 @@ class Tail(NamedTuple):
         ascending = sorted(set(self.knots)) == self.knots and sorted(self.heights) == self.heights
         expect(ascending and self.slope >= 0 and self.weight >= 0, "the tail of scores does not ascend")
 
-    def _slopes(self) -> list[float]:
-        pairs = list(zip(self.knots, self.heights, strict=True))
-        rises = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(pairs)]
-        return [*(min(rise, STEEPEST) for rise in rises), self.slope]
-
 
 def expect_numbers(values: Sequence[Any], what: str = "what is known of scores") -> None:
     """Raise a ValueError unless these are numbers that scores can be compared with."""
     known = all(type(value) in (int, float) and abs(value) < LARGEST for value in values)
     expect(known, f"{what} is not a number, or too large")
-
-
-LEARNT: dict[str, type[Standard] | type[Tail]] = {"mean": Standard, "fisher": Tail}
 
 
 class Combination:
@@ -184,7 +174,7 @@ class Combination:
     def from_config(cls, config: Mapping[str, Any], names: Sequence[str]) -> Combination:
         """The inverse of `config`."""
         combine, learnt = config["combine"], config["standard"]
-        kind: Any = LEARNT[combine] if learnt else Standard
+        kind: Any = Tail if combine == "fisher" else Standard
         made = {name: kind(*parts) for name, parts in learnt.items()}
         return cls(combine, names, made, unseen=config.get("unseen", False))
 

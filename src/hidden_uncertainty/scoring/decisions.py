@@ -115,11 +115,10 @@ def both_scores(scores: LayerScores | Uncertainty, epistemic: Tensor, spread: Te
 
     How far off a predicted number may be, where that is known, says more than the entropy.
     """
-    told = (part for part in (spread, scores.log_aleatoric, scores.aleatoric) if part is not None)
-    second = next(told, None)
-    if second is None:
+    told = [part for part in (spread, scores.log_aleatoric, scores.aleatoric) if part is not None]
+    if not told:
         return epistemic[:, None]
-    second = second.amax(1) if second.dim() == 2 else second
+    second = told[0].amax(1) if told[0].dim() == 2 else told[0]
     return torch.stack([epistemic, second.to(epistemic)], 1)
 
 

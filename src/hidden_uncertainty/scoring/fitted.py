@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -81,12 +81,9 @@ class Fitted:
                 "there is nothing to choose a threshold from: call fit(train, calibration=unseen) with data that the "
                 "network was not trained on."
             )
-        known = {name: term.calibration for name, term in self.head.terms.items()}
-        return replace(
-            self,
-            threshold=calibration.threshold(false_alarm, confidence),
-            thresholds={name: some.threshold(false_alarm, confidence) for name, some in known.items() if some},
-        )
+        known = {name: term.calibration for name, term in self.head.terms.items() if term.calibration}
+        each = {name: some.threshold(false_alarm, confidence) for name, some in known.items()}
+        return replace(self, threshold=calibration.threshold(false_alarm, confidence), thresholds=each)
 
     def result(self, reading: Reading) -> Uncertainty:
         """Scores of a batch, of each term and together."""
@@ -126,19 +123,13 @@ class Fitted:
 
     def config(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
-        return {
-            "head": self.head.config(),
-            "calibrated": self.calibrated,
-            "threshold": self.threshold,
-            "thresholds": dict(self.thresholds),
-            "condition": self.condition,
-        }
+        return {**vars(self), "head": self.head.config(), "thresholds": dict(self.thresholds)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitted:
         """The inverse of `config`, with the tensors of the head."""
         head = restore(lambda: Head.from_config(config["head"]), tensors)
-        return cls(head, config["calibrated"], config["threshold"], config["thresholds"], config["condition"])
+        return cls(**{part.name: config[part.name] for part in fields(cls)} | {"head": head})
 
 
 def require_classes(task: Task, owner: str) -> None:
@@ -195,7 +186,8 @@ def fit_terms(
         shared |= {id(part): memo[id(part)] for part in asked.shared}
         if method.fits:
             known = moments.get(name)
-            if _constant(z) if known is None else known.constant():
+            same = all(bool((part == z[0]).all()) for part in z.split(PART)) if known is None else known.constant()
+            if same:
                 raise ValueError(
                     f"layer {name!r} gives the same activations for all inputs, so it says nothing about any. Choose "
                     "another layer."
@@ -207,10 +199,6 @@ def fit_terms(
                     method.fit_gathered(known, features)
         parts[name] = FittedTerm(features.reductions[name], method.to(z.device))
     return Fitted(Head(parts, combination).learnt(features, unseen=False), condition=condition)
-
-
-def _constant(z: Tensor) -> bool:
-    return all(bool((part == z[0]).all()) for part in z.split(PART))
 
 
 def save(detector: Any, fitted: Fitted, path: str | PathLike[str]) -> None:
@@ -285,8 +273,8 @@ def load(
 
 def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     """The terms of a file, which say what to fit; a ValueError where its header contradicts itself or the head."""
-    names, numbers = list(head.terms), [header["seed"], *header["thresholds"].values()]
-    numbers += [] if header["threshold"] is None else [header["threshold"]]
+    names = list(head.terms)
+    numbers = [header["seed"], header["threshold"] or 0, *header["thresholds"].values()]
     io.expect([term["name"] for term in header["terms"]] == names, "terms were fitted that it does not have")
     io.expect(header["calibrated"] in (None, "unseen", "holdout"), f"calibrated={header['calibrated']!r} is not known")
     io.expect(header["thresholds"].keys() <= {*names}, "there is a threshold for a term that it does not have")
@@ -338,12 +326,8 @@ def _from_0_1(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple
         "pixels": header.get("pixels"),
         "thresholds": {} if threshold is None else {leading: threshold},
     }
-    renamed = {}
-    for key, tensor in tensors.items():
-        if key.startswith("marginal."):
-            for number in range(len(layers)):
-                renamed[f"parts.{number}.method.prior.{key}"] = tensor
-        else:
-            before, _, rest = key.partition(".density.")
-            renamed[f"{before}.method.density.{rest}" if rest else key] = tensor
+    shared = {key: tensor for key, tensor in tensors.items() if key.startswith("marginal.")}
+    renamed = {key.replace(".density.", ".method.density.", 1): tensors[key] for key in tensors if key not in shared}
+    for number in range(len(layers)):
+        renamed |= {f"parts.{number}.method.prior.{key}": tensor for key, tensor in shared.items()}
     return converted, renamed

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from ..model.tasks import Condition, match_labels, whole_labels
 from ..notes import note, warn
 from ..precision import gradients, without_autocast
 from ..reduce import Reduction
-from ..stored import Stored
 from ..team import team
 from ..uncertainty import LayerScores
 from .calibration import Calibration
@@ -25,7 +25,6 @@ from .terms import Method, build, with_kind
 
 SAMPLE = 4096  # training rows, at most, that scores are standardised by
 MANY = 1e-3  # of a score: a margin of ties that the user should know of
-S = TypeVar("S", bound=Stored)
 Key = tuple[Literal["surprise", "error", "label", "row"], str]  # what is calibrated: of a term, or of all together, ""
 
 
@@ -49,8 +48,8 @@ class FittedTerm(nn.Module):
         return {
             "reduction": None if isinstance(self.reduction, AsIs) else self.reduction.config(),
             "method": with_kind(self.method),
-            "calibration": _config(self.calibration),
-            "conformal": _config(self.conformal),
+            "calibration": self.calibration and self.calibration.config(),
+            "conformal": self.conformal and self.conformal.config(),
             "spread": self.spread,
         }
 
@@ -61,8 +60,8 @@ class FittedTerm(nn.Module):
         return cls(
             AsIs() if reduction is None else Reduction.from_config(reduction),
             build(Method.kinds, config["method"], "method"),
-            _made(Calibration, config["calibration"]),
-            _made(Calibration, config["conformal"]),
+            config["calibration"] and Calibration.from_config(config["calibration"]),
+            config["conformal"] and Calibration.from_config(config["conformal"]),
             config.get("spread", "expected_error"),  # the only one of version 0.1.0
         )
 
@@ -188,16 +187,10 @@ class Head(nn.Module):
                 "scores depend on the batch that an input comes in, as with dynamic quantisation: p-values and "
                 f"thresholds leave {100 * worst:.2g} % of a score for that, so that alarms are rarer than asked for."
             )
-        terms = {
-            name: FittedTerm(
-                term.reduction,
-                term.method,
-                fitted["surprise", name],
-                fitted.get(("error", name), fitted.get(("label", name))),
-                spreads.get(name),
-            )
-            for name, term in self.terms.items()
-        }
+        terms = {}
+        for name, term in self.terms.items():
+            surprise, conformal = fitted["surprise", name], fitted.get(("error", name), fitted.get(("label", name)))
+            terms[name] = FittedTerm(term.reduction, term.method, surprise, conformal, spreads.get(name))
         combined = None if self.combination.single else fitted["surprise", ""]
         selection = None if rows is None else Selection().fit(rows[:, :-1], rows[:, -1])
         return Head(terms, self.combination, combined, selection)
@@ -244,8 +237,8 @@ class Head(nn.Module):
         return {
             "terms": [{"name": name, **term.config()} for name, term in self.terms.items()],
             "combination": self.combination.config(),
-            "calibration": _config(self.combined),
-            "selection": _config(self.selection),
+            "calibration": self.combined and self.combined.config(),
+            "selection": self.selection and self.selection.config(),
         }
 
     @classmethod
@@ -253,8 +246,9 @@ class Head(nn.Module):
         """The head that `config` describes, its tensors zero until they are loaded."""
         terms = {part["name"]: FittedTerm.from_config(part) for part in config["terms"]}
         combination = Combination.from_config(config["combination"], list(terms))
-        selection = _made(Selection, config.get("selection"))  # files of earlier versions have none
-        return cls(terms, combination, _made(Calibration, config["calibration"]), selection)
+        calibration, selection = config["calibration"], config.get("selection")  # 0.1.0 has no selection
+        calibration = calibration and Calibration.from_config(calibration)
+        return cls(terms, combination, calibration, selection and Selection.from_config(selection))
 
 
 def _score(method: Method, reading: Reading, name: str, device: torch.device | None) -> LayerScores:
@@ -263,20 +257,12 @@ def _score(method: Method, reading: Reading, name: str, device: torch.device | N
     if lattice is not None:
         prediction = reading.prediction.value.nan_to_num(0.0, 0.0, 0.0).flatten().to(device)
         scores = method.score(lattice if device is None else lattice.to(device), prediction)
-        return reading.shaped(LayerScores(**scores._asdict()))
+        return reading.shaped(scores)
     parts = [
-        LayerScores(**method.score(z.to(device), prediction.to(device))._asdict(), residual=residual)
+        replace(method.score(z.to(device), prediction.to(device)), residual=residual)
         for z, residual, prediction in reading.rows(name)
     ]
     return reading.shaped(LayerScores.cat(parts))
-
-
-def _config(part: Stored | None) -> dict[str, Any] | None:
-    return None if part is None else part.config()
-
-
-def _made(kind: type[S], config: Mapping[str, Any] | None) -> S | None:
-    return None if config is None else kind.from_config(config)
 
 
 def _fitted(key: Key, scores: Tensor, twice: Tensor | None) -> Calibration:

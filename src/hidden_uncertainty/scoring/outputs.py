@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..extract import Features, Lattice
 from ..notes import warn
-from .bayes import infer
-from .terms import Method, Scores
+from ..uncertainty import LayerScores
+from .bayes import Posterior, infer
+from .terms import Method
 
 PRIOR = 0.5  # σ: of log T, before any label is seen
 
@@ -33,26 +34,22 @@ class OutputMethod(Method):
         """Nothing to do."""
         return self
 
-    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> LayerScores:
         """Score logits or log-probabilities of classes, or logits of labels, (n, C)."""
         assert isinstance(z, Tensor)
         several = prediction.dim() == 2
         if not self._looked and not torch.compiler.is_compiling() and len(z):
             self._looked = True
             self.look(z, several)
-        return self.measure_labels(z) if several else self.measure(z)
+        return self.measure(z, several)
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
         """The softmax, (n, C); of labels, the sigmoids."""
         return z.softmax(1) if prediction.dim() == 1 else z.sigmoid()
 
     @abstractmethod
-    def measure(self, scores: Tensor) -> Scores:
-        """The uncertainty of logits or log-probabilities of classes (n, C)."""
-
-    @abstractmethod
-    def measure_labels(self, logits: Tensor) -> Scores:
-        """The uncertainty of logits of labels (n, L), of which several may hold."""
+    def measure(self, scores: Tensor, several: bool) -> LayerScores:
+        """The uncertainty of logits or log-probabilities of classes; of logits of labels, if `several` may hold."""
 
     def look(self, scores: Tensor, several: bool) -> None:
         """Warn, at the first batch, if outputs are not what they are taken for."""
@@ -62,15 +59,10 @@ class OutputMethod(Method):
 class EntropyMethod(OutputMethod):
     """Entropy of the softmax, as both scores."""
 
-    def measure(self, scores: Tensor) -> Scores:
-        """Entropy, and its logarithm where it underflows."""
-        posterior = infer(scores, scores.new_zeros(scores.shape[1]))
-        return Scores(posterior.entropy, posterior.entropy, posterior.log_entropy)
-
-    def measure_labels(self, logits: Tensor) -> Scores:
-        """The sum of the entropies of all labels."""
-        entropy, log_entropy = label_entropy(logits)
-        return Scores(entropy, entropy, log_entropy)
+    def measure(self, scores: Tensor, several: bool) -> LayerScores:
+        """Entropy, the sum of those of all labels, and its logarithm where it underflows."""
+        told = _label_entropy(scores) if several else _posterior(scores)[2:]
+        return LayerScores(told[0], *told)
 
 
 class ProbabilityMethod(OutputMethod):
@@ -78,14 +70,10 @@ class ProbabilityMethod(OutputMethod):
 
     unit = "probability"
 
-    def measure(self, scores: Tensor) -> Scores:
-        """1 - max p, with all its digits where p is almost 1."""
-        log_p = infer(scores, scores.new_zeros(scores.shape[1])).log_posterior
-        return Scores(torch.expm1(log_p.amax(1)).abs())
-
-    def measure_labels(self, logits: Tensor) -> Scores:
-        """One minus the probability of the likeliest set of labels."""
-        return Scores(torch.expm1(-_softplus(-logits.abs()).sum(1)).abs())
+    def measure(self, scores: Tensor, several: bool) -> LayerScores:
+        """1 - max p, of the likeliest class or set of labels, with all its digits where p is almost 1."""
+        log_p = -_softplus(-scores.abs()).sum(1) if several else _posterior(scores).log_posterior.amax(1)
+        return LayerScores(torch.expm1(log_p).abs())
 
 
 class EnergyMethod(OutputMethod):
@@ -99,17 +87,16 @@ class EnergyMethod(OutputMethod):
             raise ValueError(f"temperature must be a positive number, not {temperature}.")
         self.temperature = temperature
 
-    def measure(self, scores: Tensor) -> Scores:
-        """The energy, saturated where the dtype ends."""
-        top = scores.amax(1)
-        above = ((scores - top[:, None]) / self.temperature).logsumexp(1)  # between 0 and log C
+    def measure(self, scores: Tensor, several: bool) -> LayerScores:
+        """The energy, saturated where the dtype ends; of labels, the sum of each one's beside a logit of zero."""
+        if several:
+            energy = -self.temperature * _softplus(scores / self.temperature).sum(1)
+        else:
+            top = scores.amax(1)
+            above = ((scores - top[:, None]) / self.temperature).logsumexp(1)  # between 0 and log C
+            energy = -top - self.temperature * above
         limit = torch.finfo(scores.dtype).max
-        return Scores((-top - self.temperature * above).clamp(-limit, limit))
-
-    def measure_labels(self, logits: Tensor) -> Scores:
-        """The sum of the energies of all labels, each beside a logit of zero."""
-        limit = torch.finfo(logits.dtype).max
-        return Scores((-self.temperature * _softplus(logits / self.temperature).sum(1)).clamp(-limit, limit))
+        return LayerScores(energy.clamp(-limit, limit))
 
     def look(self, scores: Tensor, several: bool) -> None:
         """Warn if outputs are probabilities or their logarithms."""
@@ -141,21 +128,21 @@ class GENMethod(OutputMethod):
             raise ValueError(f"largest must be a whole number of at least 1, not {largest!r}.")
         self.gamma, self.largest, self.temperature = gamma, largest, temperature
 
-    def measure(self, scores: Tensor) -> Scores:
-        """Σ p^γ (1 - p)^γ, with the digits of 1 - p where p is almost 1; and the entropy."""
-        posterior = infer(scores, scores.new_zeros(scores.shape[1]))
-        log_p = posterior.log_posterior.sort(dim=1, descending=True).values
-        first, others = log_p[:, :1], log_p[:, 1:]
-        left = others.logsumexp(1, keepdim=True)  # log(1 - p) of the first, which would be rounded
-        others = others[:, : self.largest - 1]
-        pairs = torch.cat([first + left, others + torch.log1p(-others.exp())], dim=1)
-        return Scores((self.gamma * pairs).exp().sum(1), posterior.entropy, posterior.log_entropy)
-
-    def measure_labels(self, logits: Tensor) -> Scores:
-        """Σ p^γ (1 - p)^γ over the labels that have most of it; and the sum of the entropies of all labels."""
-        pairs = -_softplus(logits) - _softplus(-logits)  # log p (1 - p)
-        largest = pairs.topk(min(self.largest, pairs.shape[1])).values
-        return Scores((self.gamma * largest).exp().sum(1), *label_entropy(logits / self.temperature))
+    def measure(self, scores: Tensor, several: bool) -> LayerScores:
+        """Σ p^γ (1 - p)^γ over the classes or labels that have most of it; and the entropy, for labels their sum."""
+        if several:
+            pairs = -_softplus(scores) - _softplus(-scores)  # log p (1 - p)
+            pairs = pairs.topk(min(self.largest, pairs.shape[1])).values
+            told: tuple[Tensor, Tensor | None] = _label_entropy(scores / self.temperature)
+        else:
+            posterior = _posterior(scores)
+            told = posterior.entropy, posterior.log_entropy
+            log_p = posterior.log_posterior.sort(dim=1, descending=True).values
+            first, others = log_p[:, :1], log_p[:, 1:]
+            left = others.logsumexp(1, keepdim=True)  # log(1 - p) of the first, which would be rounded
+            others = others[:, : self.largest - 1]
+            pairs = torch.cat([first + left, others + torch.log1p(-others.exp())], dim=1)
+        return LayerScores((self.gamma * pairs).exp().sum(1), *told)
 
     def probabilities(self, z: Tensor, prediction: Tensor) -> Tensor | None:
         """The softmax at the temperature, (n, C); of labels, the sigmoids."""
@@ -189,11 +176,16 @@ def best_temperature(scores: Tensor, label: Tensor) -> float:
     return math.exp((low + high) / 2)
 
 
-def label_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _posterior(scores: Tensor) -> Posterior:
+    """The softmax of scores (n, C)."""
+    return infer(scores, scores.new_zeros(scores.shape[1]))
+
+
+def _label_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of the entropies of labels with these logits (n, L), (n,), and its logarithm where it underflows."""
-    posterior = infer(_pairs(logits), logits.new_zeros(2))
-    assert posterior.log_entropy is not None
-    return posterior.entropy.view_as(logits).sum(1), posterior.log_entropy.view_as(logits).logsumexp(1)
+    entropy, log_entropy = _posterior(_pairs(logits))[2:]
+    assert log_entropy is not None
+    return entropy.view_as(logits).sum(1), log_entropy.view_as(logits).logsumexp(1)
 
 
 def _pairs(logits: Tensor) -> Tensor:

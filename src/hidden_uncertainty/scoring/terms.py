@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -15,18 +15,9 @@ from ..io import Unusable, name_of, register
 from ..model.layers import with_names
 from ..reduce import How, Reduce
 from ..stored import Stored
+from ..uncertainty import LayerScores
 
 Layers = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, Reduce] | Mapping[nn.Module, Reduce]
-
-
-class Scores(NamedTuple):
-    """Scores of n rows, higher when more uncertain; None where a method does not tell."""
-
-    epistemic: Tensor  # (n,)
-    aleatoric: Tensor | None = None  # (n,)
-    log_aleatoric: Tensor | None = None  # (n,)
-    expected_error: Tensor | None = None  # (n,), or (n, q); shown to users only of methods that were given labels
-    probabilities: Tensor | None = None  # of each label, (n, L), where an input may have several
 
 
 class Method(Stored, ABC):
@@ -86,10 +77,10 @@ class Method(Stored, ABC):
         return self
 
     @abstractmethod
-    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> Scores:
+    def score(self, z: Tensor | Lattice, prediction: Tensor, *, seen: bool = False) -> LayerScores:
         """Score rows (n, d), or pixels of a lattice for a method that `interpolates`, by what the network predicts.
 
-        No row that was `seen` in the fit is to be its own neighbour.
+        What a method does not tell stays None. No row that was `seen` in the fit is to be its own neighbour.
         """
 
 
@@ -115,8 +106,7 @@ class Term:
 
     def config(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        method, reduce = with_kind(self.method), self.reduce.to_dict()
-        return {"method": method, "layer": self.layer, "reduce": reduce, "name": self.name}
+        return {**vars(self), "method": with_kind(self.method), "reduce": self.reduce.to_dict()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -153,19 +143,14 @@ def chosen_layers(
     model: nn.Module | None, layers: Layers, reduce: How | Reduce = "flatten", max_dim: int | None = 512
 ) -> dict[str, Reduce]:
     """How each layer is reduced, by name; `reduce` and `max_dim` are for those that do not say it themselves."""
-    names = with_names(model, layers)
-    if isinstance(names, str):
-        names = [names]
-    if isinstance(names, Mapping):
-        chosen = dict(names)
-    elif not isinstance(names, Iterable):
-        raise TypeError(f"layers takes the name of a layer, such as '0', or several, not {names!r}.")
-    else:
-        default = reduce if isinstance(reduce, Reduce) else Reduce(reduce, max_dim=max_dim)
-        names = list(names)
-        chosen = dict.fromkeys(names, default)
-        if len(chosen) != len(names):
-            raise ValueError(f"a layer is named twice in {names}.")
+    given = with_names(model, layers)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"layers takes the name of a layer, such as '0', or several, not {given!r}.")
+    names = [given] if isinstance(given, str) else list(given)
+    default = reduce if isinstance(reduce, Reduce) else Reduce(reduce, max_dim=max_dim)
+    chosen = dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, default)
+    if len(chosen) != len(names):
+        raise ValueError(f"a layer is named twice in {names}.")
     for name, how in chosen.items():
         if not isinstance(name, str):
             raise TypeError(f"the name of a layer is text, such as '0', not {name!r}.")
