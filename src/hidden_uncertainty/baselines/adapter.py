@@ -34,7 +34,7 @@ class PytorchOOD(Detector):
     Args:
         detector: has `predict(x)`, or can be called, and `fit(loader)` if there is something to fit.
         model: the network whose predictions are judged, usually the one that the detector holds.
-        task, output, unpack, progress: as for `Detector`.
+        options: `task`, `output`, `unpack` and `progress`, as for `Detector`.
 
     Example:
         >>> model = nn.Linear(2, 3)
