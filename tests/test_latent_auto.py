@@ -115,8 +115,8 @@ def test_unseen_data_are_split_by_content(detector: LatentDensity) -> None:
     kept = len(fitted.head.calibration.scores)
     assert 850 < kept < 1150  # two thirds of 1,500
     features = detector.extract(draw(1500, 2)[0].split(500))
-    part = features.share(1 / 3)
-    assert torch.equal(features[features.prediction.argsort()].share(1 / 3), part[features.prediction.argsort()])
+    part, order = features.keys() < 1 / 3, features.prediction.argsort()
+    assert torch.equal(features[order].keys() < 1 / 3, part[order])
     assert int((~part).sum()) == kept
 
 
