@@ -11,10 +11,10 @@ demo: .venv/ready
 play: .venv/ready
 	$(BIN)/python examples/play/build.py --serve
 
-# What tests of pages need, without which they are skipped: Chromium, from Debian's packages, and the page that draws.
-browser: .venv/ready
+# What tests of pages need, without which they are skipped: Chromium, from Debian's packages. Those of the page that
+# draws need that page too, which `make play` builds.
+browser:
 	(command -v chromium && command -v chromedriver) || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver)
-	OMP_WAIT_POLICY=passive $(BIN)/python examples/play/build.py
 
 # A process per core, whose threads would spin while they wait for each other: a fifth of the CPU time of density tests.
 test: .venv/ready
