@@ -218,7 +218,7 @@ class Detector(Decisions):
         """
         if self._gathered is None and self._state is not None and self._fits:
             raise RuntimeError(
-                "this detector was loaded, or fitted to features, and does not know what it was fitted to: begin with "
+                "this detector was loaded, or fitted without keeping sums or a sample of rows: begin with "
                 "partial_fit instead of fit, or keep state = detector.gather(loader) with it, and call "
                 "fit_state(state + detector.gather(more))."
             )

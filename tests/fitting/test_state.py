@@ -258,12 +258,12 @@ def test_errors_say_what_to_do() -> None:
     states = one.gather(batches(x[:300], y[:300])), two.gather(batches(x[300:], y[300:]))
     with pytest.raises(ValueError, match=r"different reductions of layer '1': fit the reductions once"):
         sum(states)
-    with pytest.raises(ValueError, match="Gather it with the same kind of detector"):
+    with pytest.raises(ValueError, match="Gather it with such a detector"):
         ONE["mahalanobis"](network()).fit_state(states[0])
     with pytest.raises(ValueError, match=r"needs GaussianMixture\(components=2.*\) of layer '1' given the prediction"):
         LatentDensity(network(), "1", GaussianMixture(2)).fit_state(states[0])
     outputs = Energy(network()).gather(loader)  # which keeps no rows
-    with pytest.raises(ValueError, match="Gather it with the same kind of detector"):
+    with pytest.raises(ValueError, match="Gather it with such a detector"):
         NearestNeighbours(network(), "1").fit_state(outputs)
     with pytest.raises(TypeError, match=r"fit_state takes a State, .* not 'state.safetensors'"):
         one.fit_state("state.safetensors")  # type: ignore[arg-type]

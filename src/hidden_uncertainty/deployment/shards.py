@@ -36,7 +36,7 @@ def write_scores(
 
     Rows are written in parts, each of them whole or not at all, which become one file at the end. A run that was
     stopped goes on after its last part, if it is called again with the same detector and with a loader that gives the
-    same inputs in the same order; both are checked. Needs pandas and pyarrow.
+    same inputs in the same order; both are checked, the inputs only until the file is whole. Needs pandas and pyarrow.
 
     Args:
         detector: fitted.

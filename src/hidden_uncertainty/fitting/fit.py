@@ -142,7 +142,8 @@ def check_state(detector: Any, state: State) -> None:
     if sample is None or not same:
         raise ValueError(
             f"the state has {dict(state.sums)} of {state.inputs:,} inputs given the {state.condition}; this detector "
-            f"needs {sums or rows} given the {detector.condition}. Gather it with the same kind of detector."
+            f"needs {sums or rows or 'layers'} given the {detector.condition}. Gather it with such a detector, "
+            "or with this one where it is to find its layers."
         )
     if rows and len(sample) < state.inputs:
         note(f"{rows} is fitted to rows, not to sums: to those of {len(sample):,} of {state.inputs:,} inputs.")
@@ -172,16 +173,17 @@ def calibrate(detector: Any, fitted: Fitted, unseen: Unseen, how: Calibrated, ke
 def sums_of(detector: Any, *, chunks: bool = False) -> tuple[dict[str, Sums], str]:
     """What to gather for each term that is fitted, but to `chunks` if so asked; and in words what takes rows."""
     found: dict[str, Sums] = {}
-    rows = ""
+    rows, several = "", isinstance(detector.task, MultiLabel)
+    chunks = chunks and not several and (detector.task is None or detector.task.discrete)
     for name, term in detector.terms.items():
         if term.method.fits and not (chunks and term.method.chunks):
-            if isinstance(detector.task, MultiLabel):  # whose sets of labels are known only when all inputs have come
+            if several:  # whose sets of labels are known only when all inputs have come
                 rows = f"{_name(detector)} of several labels"
             elif term.method.sums is None:
                 rows = f"{getattr(term.method, 'density', None) or _name(detector)} of layer {name!r}"
             else:
                 found[name] = term.method.sums
-    return {} if isinstance(detector.task, MultiLabel) else found, rows
+    return {} if several else found, rows
 
 
 def gather(

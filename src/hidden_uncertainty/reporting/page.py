@@ -38,7 +38,8 @@ WORDS = {
     "last": "It is the score of the last layer alone.",
     "mean": "It is the mean of all scores, each in deviations from its mean on training data.",
     "fisher": "It adds up how rare the score of each is among familiar inputs, −log p, times its weight. The weight "
-    "says how far the classes that a layer alone would tell agree with the network’s: 1 is always, 0 is by chance.",
+    "says how far the classes that a layer alone would tell agree with the network’s: 1 is always, 0 is by chance. "
+    "Half the square of what exceeds the rarest 5 % is added.",
 }
 TITLES = {
     "surprising": ("Most surprising", "Look at these first: they are rare, damaged, mislabelled, or out of place."),
