@@ -101,4 +101,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         NotImplementedError, match="NearestNeighbours of layer 'hidden' is neither summed nor kept in a file"
     ):
         NearestNeighbours(Plain(), "hidden", task="classification").fit(x.split(100), spill=tmp_path)
+    for task in ("multi-label", "regression"):
+        with pytest.raises(NotImplementedError, match=r"nor kept in a file: use fit\(loader\) alone"):
+            LatentDensity(Plain(), "hidden", task=task).fit(x.split(100), spill=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -262,6 +262,8 @@ def test_errors_say_what_to_do() -> None:
         ONE["mahalanobis"](network()).fit_state(states[0])
     with pytest.raises(ValueError, match=r"needs GaussianMixture\(components=2.*\) of layer '1' given the prediction"):
         LatentDensity(network(), "1", GaussianMixture(2)).fit_state(states[0])
+    with pytest.raises(ValueError, match=r"needs layers given .* or with this one where it is to find its layers"):
+        LatentDensity(network()).fit_state(states[0])
     outputs = Energy(network()).gather(loader)  # which keeps no rows
     with pytest.raises(ValueError, match="Gather it with such a detector"):
         NearestNeighbours(network(), "1").fit_state(outputs)

@@ -37,10 +37,12 @@ def short(result: Mapping[str, Any]) -> str:
         family = settings["families"][name]
         own = select(rows, family["train"])
         split = family["split"] if family["split"] == "development" else f"**{family['split']}**"
-        lines.append([family["train"], split, str(len(_sets(own))), *_cells(own)])
+        counts = [str(len(settings["networks"][name])), str(len(_sets(own)))]
+        lines.append([family["train"], split, *counts, *_cells(own)])
     head = [
         "trained on",
         "split",
+        "networks",
         "unknown sets",
         *SHOWN.values(),
         "paper's mixture at its best layer",
