@@ -64,6 +64,15 @@ def test_it_reads_the_head_two_layers_and_the_outputs(detector: LatentDensity) -
     assert isinstance(detector.terms["outputs"].method, GENMethod)
 
 
+@pytest.mark.parametrize(("classes", "largest"), [(2, 10), (3, 10), (100, 10), (250, 25)])
+def test_of_many_classes_a_tenth_is_looked_at(classes: int, largest: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, classes, bias=False))
+    x = torch.randn(600, 8)
+    method = LatentDensity(net, task="classification").fit(x.split(200)).terms["outputs"].method
+    assert isinstance(method, GENMethod) and method.largest == largest
+
+
 def test_layers_weigh_as_far_as_they_know_the_classes(model: nn.Sequential, detector: LatentDensity) -> None:
     weights = detector.weights
     assert list(weights) == LAYERS and weights["outputs"] == 1 and weights["0"] < weights["6"] <= 1

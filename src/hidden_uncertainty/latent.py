@@ -193,9 +193,12 @@ class LatentDensity(Detector):
         wanted = asked.pop("combine")
         if asked["density"] is None and isinstance(task, MultiLabel):
             asked["density"] = DEFAULTS[task.name]()  # as there are more sets of labels than there are labels
-        terms, combine = _terms(choices, classes, **asked)
+        terms, combine = _terms(choices, classes, **asked), wanted or "last"
+        if classes is not None:
+            largest = 100 if isinstance(task, MultiLabel) else max(10, classes // 10)  # as GEN's authors have it
+            terms, combine = [*terms, Term(GENMethod(largest=largest))], wanted or "fisher"
         options: dict[str, Any] = {"task": task, "output": reader.output, "unpack": reader.unpack, "seed": self.seed}
-        options |= {"condition": self.condition, "progress": self.progress, "combine": wanted or combine}
+        options |= {"condition": self.condition, "progress": self.progress, "combine": combine}
         Detector.__init__(chosen, self.model, terms, **options)
         return chosen, loader
 
@@ -239,8 +242,8 @@ def _check_auto(model: Any, density: Any, reduce: Any, pixels: Any) -> None:
 
 def _terms(
     choices: list[Choice], classes: int | None, density: Density | None, max_dim: int | None, marginal: Any
-) -> tuple[list[Term], Combine]:
-    """The terms of layers that were chosen, and how they are combined.
+) -> list[Term]:
+    """The terms of layers that were chosen.
 
     The last choice is what the head reads, whose length says little, as does that of a mean over places or tokens,
     which follows the contrast of an image. The length of other layers is what unfamiliar inputs change; where there are
@@ -258,9 +261,7 @@ def _terms(
         # A layer may have the name that the network's own outputs go by.
         name = f"layer {OUTPUTS}" if choice.layer == OUTPUTS else choice.layer
         terms.append(Term(DensityMethod(copy.deepcopy(own), prior), choice.layer, reduce, name))
-    if classes is None:
-        return terms, "last"
-    return [*terms, Term(GENMethod())], "fisher"
+    return terms
 
 
 def _densities_of(terms: Mapping[str, Any]) -> dict[str, DensityMethod]:

@@ -153,6 +153,17 @@ def _large(prepare: Callable[[bool], large.Task], seeds: Sequence[int], setup: S
     return Found(task.cases(seeds, setup.device, setup.folder), task.digests)
 
 
+def _published(name: str, source: str, layers: str, split: Split) -> Family:
+    """Residual networks that others have trained."""
+    kind, known = name.rsplit("-", 1)
+    classes = int(known.removeprefix("cifar"))
+    stem = "conv" if kind == "early-norm" else "bn1"
+    prepare = partial(large.public_networks, name=name, classes=classes, source=source, stem=stem)
+    words = f"residual networks of {layers} layers, published by github.com/{source}"
+    shown = "public" if kind == "public" else "public, norms first"
+    return Family(f"CIFAR{classes}, {shown}", words, split, False, partial(_large, prepare))
+
+
 _PERCEPTRON = "perceptron of table 1 (4 × 100 units, Adam, stopped early)"
 _RESIDUAL = "residual network of table 1 (3 blocks, Adam, stopped early)"
 FAMILIES: dict[str, Family] = {
@@ -164,13 +175,8 @@ FAMILIES: dict[str, Family] = {
     "resnet18-cifar10": Family(
         "CIFAR10, ResNet-18", f"ResNet-18, {large.SGD}", "development", True, partial(_large, large.resnet18_cifar10)
     ),
-    "public-cifar10": Family(
-        "CIFAR10, public",
-        "residual networks of 20, 32 and 44 layers, trained by github.com/akamaster/pytorch_resnet_cifar10",
-        "development",
-        False,
-        partial(_large, large.public_cifar10),
-    ),
+    "public-cifar10": _published("public-cifar10", "akamaster/pytorch_resnet_cifar10", "20, 32 and 44", "development"),
+    "early-norm-cifar100": _published("early-norm-cifar100", "joshua5301/SAQ-personal", "20", "development"),
     "narrow-cifar100": Family(
         "CIFAR100, narrow ResNet-18",
         f"ResNet-18 with 16 to 128 channels, {large.SGD_SHORT}",
@@ -178,6 +184,7 @@ FAMILIES: dict[str, Family] = {
         False,
         partial(_large, large.narrow_cifar100),
     ),
+    "public-cifar100": _published("public-cifar100", "karanchahal/distiller", "20, 26 and 32", "test"),
     "resnet18-cifar100": Family(
         "CIFAR100, ResNet-18", f"ResNet-18, {large.SGD}", "test", True, partial(_large, large.resnet18_cifar100)
     ),

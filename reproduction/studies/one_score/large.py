@@ -90,11 +90,24 @@ def narrow_cifar100(quick: bool) -> Task:
     return replace(task, recipe=_short(_SHORT, quick))
 
 
-def public_cifar10(quick: bool) -> Task:
-    """Networks on CIFAR10 that others have trained, with CIFAR100 near to it, and SVHN and MNIST far from it."""
-    task = _photographs("public-cifar10", quick, 10, _public)
-    places = ("layer3",) if quick else ("bn1", "layer1", "layer2", "layer3")
-    return replace(task, recipe=None, measured=dict.fromkeys(places, task.measured["layer4"]))
+def public_networks(quick: bool, *, name: str, classes: int, source: str, stem: str) -> Task:
+    """Networks on CIFAR10 or CIFAR100 that others have trained, and the same unknown sets; seeds count their files.
+
+    Args:
+        quick: few data.
+        name: of the family.
+        classes: of the known set.
+        source: the repository that published them.
+        stem: the layer before the first stage, which the paper's setting reads too.
+    """
+    task = _photographs(name, quick, classes, _narrow)
+    how = task.measured["layer4"]
+    places = ("layer3",) if quick else (stem, "layer1", "layer2", "layer3")
+
+    def network(seed: int) -> nn.Module:
+        return public.load(public.FILES[source][seed])
+
+    return replace(task, network=network, recipe=None, measured=dict.fromkeys(places, how))
 
 
 def vit_cifar10(quick: bool) -> Task:
@@ -169,11 +182,6 @@ def _residual(classes: int, mean: tuple[float, ...], std: tuple[float, ...], qui
 
 def _narrow(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
     return ResNet18(classes, width=4 if quick else 16, mean=mean, std=std, seed=seed)
-
-
-def _public(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
-    """The seed counts the published networks, from the shallowest."""
-    return public.load(list(public.FILES)[seed])
 
 
 def _transformer(classes: int, mean: tuple[float, ...], std: tuple[float, ...], quick: bool, seed: int) -> nn.Module:
