@@ -13,10 +13,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from hidden_uncertainty import plots
 from hidden_uncertainty.comparison.measure import hardware, versions
+from hidden_uncertainty.io import replacing
+
+LARGE = 500_000  # bytes of a picture
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Study:
         path = Path(folder) / f"{self.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix, figure in self.pictures.items():
-            plots.save(figure, path.with_name(f"{self.name}{'-' * bool(suffix)}{suffix}.png"))
+            compact(plots.save(figure, path.with_name(f"{self.name}{'-' * bool(suffix)}{suffix}.png")))
         partial = path.with_suffix(".partial")
         text = json.dumps(content, indent=2, ensure_ascii=False)
         # The numbers of a curve go on one line.
@@ -70,6 +74,15 @@ class Study:
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)
         return path
+
+
+def compact(picture: Path) -> None:
+    """Write a picture again with 256 colours, as sharp as before, where it is large, as maps are."""
+    if picture.stat().st_size > LARGE:
+        with Image.open(picture) as whole:
+            few = whole.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+        with replacing(picture) as file:
+            few.save(file, format="PNG", optimize=True)
 
 
 def _one_line(numbers: re.Match[str]) -> str:

@@ -2,13 +2,15 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 from reproduction import results
 from reproduction.render import fill
-from reproduction.results import Study, digest, summarise
+from reproduction.results import Study, compact, digest, summarise
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +88,26 @@ RENDERED = [page for page in PAGES if "<!-- results:" in page.read_text(encoding
 def test_documents_show_the_committed_results(page):
     document = page.read_text(encoding="utf-8")
     assert fill(document, ROOT / "results") == document, "run python -m reproduction.render"
+
+
+def test_large_pictures_get_fewer_colours(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (500, 600, 3), dtype=np.uint8)
+    pixels[:3, :3] = (255, 0, 0)
+    for name, some in (("small", pixels[:50]), ("large", pixels)):
+        path = tmp_path / f"{name}.png"
+        Image.fromarray(some).save(path)
+        before = path.read_bytes()
+        compact(path)
+        with Image.open(path) as after:
+            after.load()
+        assert after.size == (600, len(some)) and (path.read_bytes() == before) == (name == "small")
+    assert len(after.getcolors()) <= 256 and path.stat().st_size < len(before) / 2
+    assert np.abs(np.asarray(after.convert("RGB"), dtype=int)[:3, :3] - (255, 0, 0)).max() < 40  # rare colours stay
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "results").glob("*.png")), ids=lambda picture: picture.stem)
+def test_committed_pictures_are_small(picture):
+    assert picture.stat().st_size < 500_000
 
 
 def test_curves_take_a_line_each_and_pictures_go_beside(tmp_path):
