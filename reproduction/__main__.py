@@ -67,6 +67,12 @@ Earlier = Annotated[
 ]
 
 
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="A rival, or 'check NAME', as often as wanted; others in an earlier result are kept."),
+]
+
+
 def _command(name: str) -> Callable[..., None]:
     def study(out: Out = None, seeds: Seeds = None, data: Root = None, quick: Quick = False) -> None:
         _run(name, out, seeds, data, quick)
@@ -86,6 +92,11 @@ def _one_score(
     if not quick:
         asked["earlier"] = [(out or Path("results")) / "one-score.json", *(earlier or [])]
     _run("one-score", out, seeds, data, quick, asked, f" --families {families}" * (families is not None))
+
+
+def _rivals(out: Out = None, seeds: Seeds = None, data: Root = None, quick: Quick = False, only: Only = None) -> None:
+    asked: dict[str, Any] = {"only": only, "earlier": None if quick else (out or Path("results")) / "rivals.json"}
+    _run("rivals", out, seeds, data, quick, asked if only else {})
 
 
 def _run(
@@ -114,8 +125,9 @@ def _run(
     typer.echo(f"written: {path}")
 
 
+_OWN: dict[str, Callable[..., None]] = {"one-score": _one_score, "rivals": _rivals}  # they can be run in parts
 for _name, _about in NAMES.items():
-    app.command(_name, help=_about)(_one_score if _name == "one-score" else _command(_name))
+    app.command(_name, help=_about)(_OWN.get(_name) or _command(_name))
 
 
 @data_app.command("list")

@@ -10,11 +10,13 @@ images.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -70,8 +72,8 @@ def run(
     seeds: Sequence[int] = range(3),
     quick: bool = False,
     sets: Sequence[str] = SETS,
-    rivals: Sequence[str] | None = None,
-    checks: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    earlier: str | PathLike[str] | None = None,
     folder: str | PathLike[str] | None = None,
 ) -> Study:
     """Train every rival once per set and seed, and compare their detectors with those of plain networks.
@@ -80,8 +82,8 @@ def run(
         seeds: of the networks.
         quick: one seed, few images, small networks and few epochs.
         sets: the data sets to run.
-        rivals: which; None takes all.
-        checks: which of the published results to look at; None takes all.
+        only: which rivals, by name, and which published results to look at, such as "check VIB"; None takes all.
+        earlier: a result file of this study, whose other records are kept.
         folder: where networks and records are kept between runs; None takes the environment variable
             HIDDEN_UNCERTAINTY_WORK. Without either, nothing is kept.
     """
@@ -89,32 +91,55 @@ def run(
     data = read(train=600, test=60) if quick else read(train=IMAGES)
     made = {"commit": commit(), "hardware": hardware()}
     records = Records(folder or work_folder(quick), {"data": dict(data.digests), "quick": quick})
-    names = list(RIVALS) if rivals is None else list(rivals)
-    wrong = [name for name in names if name not in RIVALS]
+    choices = [*RIVALS, *(f"check {name}" for name in sanity.SETTINGS)]
+    wrong = [name for name in only or [] if name not in choices]
     if wrong:
-        raise ValueError(f"there is no rival {wrong[0]!r}; there are: {', '.join(RIVALS)}.")
-    found: list[Record] = []
+        raise ValueError(f"there is no {wrong[0]!r}; there are: {', '.join(map(repr, choices))}.")
+    names = [name for name in RIVALS if only is None or name in only]
+    checks = [name for name in sanity.SETTINGS if only is None or f"check {name}" in only]
+    known, looked_at = _read(earlier)
     for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
         key = f"{train_on}-{name}-{seed}".lower().replace(",", "").replace(" ", "-")
         schedule = OWN.get(name, SCHEDULE)
         own = records.of(images=IMAGES, schedule=asdict(schedule), options=_options(RIVALS[name]))
-        found.append(own.find(key, partial(_case, own, key, train_on, name, seed, data, schedule, quick, made)))
-    seen = sanity.run(records, data, seeds, quick=quick, names=checks, made=made)
+        case = partial(_case, own, key, train_on, name, seed, data, schedule, quick, made)
+        known[seed, name, train_on] = own.find(key, case)
+    found = [known[key] for key in sorted(known, key=lambda key: (key[0], [*RIVALS].index(key[1]), key[2] != SETS[0]))]
+    new = sanity.run(records, data, seeds, quick=quick, names=checks, made=made)
+    seen = [each for each in looked_at if each["check"] not in checks] + new
     rows = build_rows(found) + build_sanity(seen)
+    present = {each["rival"] for each in found}
     settings = {
         "schedule": {"all others": asdict(SCHEDULE), **{name: asdict(each) for name, each in OWN.items()}},
         "trained on": f"80 % of {IMAGES:,} training images; the others are unseen by the networks",
         "judged": f"one test image in {STEP}, and as many of each unknown set; accuracy is of all test images",
         "seconds": "the sum over networks, on a busy machine; those of training are of the processor",
-        "rivals": {name: {"about": ABOUT[name], **_options(RIVALS[name])} for name in names},
+        "rivals": {name: {"about": ABOUT[name], **_options(RIVALS[name])} for name in RIVALS if name in present},
         "checks": sanity.SETTINGS,
         "records": [{key: value for key, value in each.items() if key != "near"} for each in found],
         "sanity": [{key: value for key, value in each.items() if key != "drawn"} for each in seen],
     }
-    curves = {f"{each['train']}, {each['rival']}, seed {each['seed']}": each["near"] for each in found}
-    pictures = {"": draw_steps(found), **draw_checks(seen)}
+    curves = {_title(each): each["near"] for each in found}
+    pictures = {"": draw_steps(found), **draw_checks(new)}
     seconds = sum(each["seconds"] for each in found + seen)
     return Study("rivals", rows, seeds, dict(data.digests), seconds, settings, curves, pictures)
+
+
+def _read(path: str | PathLike[str] | None) -> tuple[dict[tuple[int, str, str], Record], list[Record]]:
+    """Records of networks, and of published results, of an earlier result if there is one."""
+    if path is None or not Path(path).is_file():
+        return {}, []
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    curves, settings = content["curves"], content["settings"]
+    known = {
+        (each["seed"], each["rival"], each["train"]): {**each, "near": curves[_title(each)]}
+        for each in settings["records"]
+    }
+    return known, settings["sanity"]
+
+
+def _title(record: Record) -> str:
+    return f"{record['train']}, {record['rival']}, seed {record['seed']}"
 
 
 def _case(

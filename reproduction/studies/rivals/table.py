@@ -58,8 +58,17 @@ def _state(result: Mapping[str, Any]) -> str:
         f"{len(there)} networks, {how['epochs']} epochs each in batches of {how['batch_size']}, by Adam with rate "
         f"{how['learning_rate']:g} and weight decay {how['weight_decay']:g} but for DUQ, trained on "
         f"{settings['trained on']}. Detectors judge {settings['judged']}. "
-        f"Missing: {', '.join(missing) or 'nothing'}.\n\n" + "\n".join(words)
+        f"Missing: {', '.join(missing) or 'nothing'}.{_commits(settings)}\n\n" + "\n".join(words)
     )
+
+
+def _commits(settings: Mapping[str, Any]) -> str:
+    """Which rivals were measured at which commit, where these differ."""
+    at: dict[str, dict[str, None]] = {}
+    for each in settings["records"]:
+        at.setdefault(each["commit"][:10], {})[each["rival"]] = None
+    told = "; ".join(f"{', '.join(names)} at {commit}" for commit, names in at.items())
+    return f" Measured apart: {told}." if len(at) > 1 else ""
 
 
 def _difference(rows: Sequence[Row]) -> str:

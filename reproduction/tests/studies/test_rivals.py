@@ -18,7 +18,9 @@ NAMES = ["plain", "reconstruction 100", "VIB", "DUQ", "SNGP", "DDU", "distance"]
 
 def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
-    found = study.run(quick=True, sets=["MNIST"], rivals=NAMES, checks=["DUQ two moons", "DDU ambiguous"], folder=work)
+    found = study.run(
+        quick=True, sets=["MNIST"], only=[*NAMES, "check DUQ two moons", "check DDU ambiguous"], folder=work
+    )
     rows = {(row["method"], row["metric"], row["ood"]): row for row in found.rows if row["train"] == "MNIST"}
     methods = {method for method, metric, _ in rows if metric == "mean auroc"}
     assert {"library's default", "latent density, layer 1", "VIB", "DUQ", "SNGP", "DDU", "distance"} < methods
@@ -35,15 +37,22 @@ def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.
         "| method | trained on | accuracy | mean AUROC |" in text and "Missing: plain on FashionMNIST, seed 0" in text
     )
 
+    written = tmp_path / "rivals.json"
+    other = study.run(quick=True, sets=["MNIST"], only=["DDU"], earlier=written, folder=tmp_path / "other")
+    assert [each["rival"] for each in other.settings["records"]] == NAMES and set(other.pictures) == {""}
+    assert other.settings["sanity"] == found.settings["sanity"] and other.curves.keys() == found.curves.keys()
+    exact = [row for row in found.rows if "seconds" not in row["metric"] and row["metric"] != "passes"]
+    assert all(row in other.rows for row in exact)  # of what is measured again too, as it is the same
+
     monkeypatch.setattr(study, "train", None)  # nothing is trained or measured again
     monkeypatch.setattr(study, "measure", None)
-    again = study.run(quick=True, sets=["MNIST"], rivals=NAMES, checks=["DUQ two moons"], folder=work)
+    again = study.run(quick=True, sets=["MNIST"], only=[*NAMES, "check DUQ two moons"], folder=work)
     assert again.rows[: len(rows)] == found.rows[: len(rows)]
 
 
 def test_unknown_rivals_are_refused(grey_data: Path) -> None:
-    with pytest.raises(ValueError, match="no rival 'dropout'; there are: plain"):
-        study.run(quick=True, rivals=["dropout"])
+    with pytest.raises(ValueError, match="no 'dropout'; there are: 'plain'"):
+        study.run(quick=True, only=["dropout"])
 
 
 def test_records_are_taken_only_with_equal_settings(tmp_path: Path) -> None:
