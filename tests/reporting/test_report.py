@@ -289,6 +289,9 @@ def test_what_does_not_apply_is_left_out(tmp_path: Path) -> None:
     assert page.rows("Most surprising")["input"] == ["predicted", "score"]
     several = DeepEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(35, 4)) for _ in range(2)], task="classification")
     page = Page(report(several, [x], tmp_path / "ensemble.html", train=[x]))
+    read = page.rows("What is read of the network")["outputs"]
+    assert read[:3] == ["the network’s outputs", "as they are", "DeepEnsemble"]
+    assert "Nearest training inputs are told for whole inputs only" in page.text
 
 
 def test_several_labels_and_inputs_that_break_the_network(tmp_path: Path) -> None:
