@@ -104,6 +104,14 @@ def test_saved_and_sent(tmp_path: Path) -> None:
         Detector.load(tmp_path / "state.safetensors", network())
 
 
+def test_a_short_representation() -> None:
+    x, y = data(1200)
+    state, sums = ONE["pooled"](network()).gather(batches(x, y)), {"1": "pooled", "3": "pooled"}
+    assert repr(state) == f"State(1,200 inputs, layers=['1', '3'], sums={sums}, given predictions)"
+    rows = LatentDensity(network(), "1", GaussianMixture(2), condition="label", task="classification")
+    assert repr(rows.gather(batches(x, y))) == "State(1,200 inputs, layers=['1'], sums={}, given labels)"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
