@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hidden_uncertainty import Calibration, GaussianMixture, LatentDensity, LayerScores, Monitor, Uncertainty
+from hidden_uncertainty import Calibration, Detector, GaussianMixture, LatentDensity, LayerScores, Monitor, Uncertainty
 from hidden_uncertainty.deployment import monitor as module
 from hidden_uncertainty.io import Unusable, write
 
@@ -335,6 +335,9 @@ def test_saving(tmp_path):
     write(tmp_path / "other.safetensors", {"kinds": ["LatentDensity"]}, {})
     with pytest.raises(Unusable, match="no monitor"):
         Monitor.load(tmp_path / "other.safetensors")
+    for kind in (Detector, LatentDensity):
+        with pytest.raises(Unusable, match=r"holds a Monitor, not a detector: use Monitor\.load\.$"):
+            kind.load(tmp_path / "monitor.safetensors", nn.Linear(2, 2))
     one.counts = one.counts[:-1]
     one.save(tmp_path / "monitor.safetensors")
     with pytest.raises(ValueError, match="counts has another shape"):

@@ -100,8 +100,16 @@ def test_saved_and_sent(tmp_path: Path) -> None:
     detector.save(tmp_path / "detector.safetensors")
     with pytest.raises(ValueError, match="holds no state of this version"):
         State.load(tmp_path / "detector.safetensors")
-    with pytest.raises(ValueError, match="state 1"):
+    with pytest.raises(ValueError, match=r"holds a State, not a detector: use State\.load\.$"):
         Detector.load(tmp_path / "state.safetensors", network())
+
+
+def test_a_short_representation() -> None:
+    x, y = data(1200)
+    state, sums = ONE["pooled"](network()).gather(batches(x, y)), {"1": "pooled", "3": "pooled"}
+    assert repr(state) == f"State(1,200 inputs, layers=['1', '3'], sums={sums}, given predictions)"
+    rows = LatentDensity(network(), "1", GaussianMixture(2), condition="label", task="classification")
+    assert repr(rows.gather(batches(x, y))) == "State(1,200 inputs, layers=['1'], sums={}, given labels)"
 
 
 @pytest.mark.parametrize(

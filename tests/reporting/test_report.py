@@ -289,6 +289,8 @@ def test_what_does_not_apply_is_left_out(tmp_path: Path) -> None:
     assert page.rows("Most surprising")["input"] == ["predicted", "score"]
     several = DeepEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(35, 4)) for _ in range(2)], task="classification")
     page = Page(report(several, [x], tmp_path / "ensemble.html", train=[x]))
+    read = page.rows("What is read of the network")["outputs"]
+    assert read[:3] == ["the network’s outputs", "as they are", "DeepEnsemble"]
     assert "Nearest training inputs are told for whole inputs only" in page.text
 
 
@@ -312,6 +314,14 @@ def test_several_labels_and_inputs_that_break_the_network(tmp_path: Path) -> Non
         assert all(counts[0][0] == int((scores.double() > at).sum()) for _, at, counts in view["rates"])
     right = (detector(x[603:]).prediction == y[603:]).all(1).double().mean()
     assert page.rows("Accuracy of what is left")["epistemic uncertainty"][0] == f"{100 * float(right):.1f} %"
+
+
+def test_options_of_densities_are_shown(tmp_path: Path) -> None:
+    x = torch.randn(280, 2)
+    detector = LatentDensity(nn.Sequential(nn.Linear(2, 3)), "0", GaussianMixture(pooling=3), task="classification")
+    page = Page(report(detector.fit([x[:180]]), [x[180:]], tmp_path / "report.html"))
+    density = "GaussianMixture (components=1, covariance='full', shrinkage='auto', pooling=3)"
+    assert page.rows("What is read of the network")["0"][2] == density
 
 
 def test_the_rate_that_was_asked_for_is_shown(tmp_path: Path) -> None:

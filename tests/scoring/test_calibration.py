@@ -225,6 +225,20 @@ def test_scores_of_wrong_shape(scores: Tensor) -> None:
         Calibration().fit(scores)
 
 
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_scores_need_be_no_tensors(kind: Any) -> None:
+    scores, others = [3.0, -1.5, 0.25, 8.0], [2.5, 3.0, 9.0]
+    expected = Calibration().fit(torch.tensor(scores))
+    with torch.device("meta"):  # whatever the default device is
+        calibration = Calibration().fit(kind(scores))
+        assert torch.equal(calibration.p_value(kind(others)), expected.p_value(torch.tensor(others, device="cpu")))
+    assert calibration.scores.tolist() == sorted(scores)
+    assert calibration.threshold(0.4) == pytest.approx(expected.threshold(0.4))
+    assert Calibration().fit([1, 2, 3]).p_value([4]).tolist() == [0.25]
+    with pytest.raises(ValueError, match=r"one score per input, .*; got shape \(2, 1\)"):
+        Calibration().fit([[1.0], [2.0]])
+
+
 def test_nan_is_refused() -> None:
     scores = torch.tensor([1.0, math.nan, 2.0])
     with pytest.raises(ValueError, match="1 of 3 scores are NaN"):

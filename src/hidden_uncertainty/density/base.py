@@ -37,7 +37,7 @@ class Density(Stored, ABC):
     """
 
     kinds: ClassVar[dict[str, type[Density]]] = {}  # every density by its name, for files
-    shown: ClassVar[tuple[str, ...]] = ()  # the arguments that its representation names
+    shown: ClassVar[tuple[str, ...]] = ()  # the arguments that its representation names, unless zero
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -119,7 +119,7 @@ class Density(Stored, ABC):
 
     def extra_repr(self) -> str:
         """The arguments that shape the density."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown if getattr(self, name) != 0)
 
     def _check(self, z: Tensor, dim: int | None, shape: str = "n") -> None:
         """Raise unless it was fitted, to vectors of so many dimensions as those of z have."""

@@ -66,7 +66,7 @@ class Monitor:
 
     def __init__(self, calibration: Calibration | Tensor | Any, false_alarm: float = 0.01, *, seed: int = 0) -> None:
         if not isinstance(calibration, Calibration):
-            calibration = Calibration().fit(torch.as_tensor(to_tensor(calibration), device="cpu"))
+            calibration = Calibration().fit(calibration)
         known = calibration.scores.detach().cpu().double()
         if not len(known):
             raise ValueError("there are no calibration scores: fit the Calibration to scores of unseen data first.")

@@ -55,7 +55,11 @@ class State:
     rows: Mapping[str, Rows] = field(default_factory=dict)  # of terms that sums are not enough for, on disk
     sample: Features | None = None  # with the task, the reductions and the classes
     inputs: int = 0  # how many were gathered from
-    _waiting: list[Features] = field(default_factory=list, repr=False)
+    _waiting: list[Features] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        layers = [] if self.sample is None else list(self.sample.z)
+        return f"State({self.inputs:,} inputs, layers={layers}, sums={dict(self.sums)}, given {self.condition}s)"
 
     def add(self, features: Features) -> None:
         """Add the features of a batch."""
@@ -137,9 +141,8 @@ class State:
         sample = self.settle().sample
         if sample is None:
             raise ValueError("there is nothing to save: no input was gathered.")
-        terms, tensors = [], {"prediction": sample.prediction}
-        others = {"label": sample.label, "variance": sample.variance}
-        tensors |= {name: values for name, values in others.items() if values is not None}
+        known = {"prediction": sample.prediction, "label": sample.label, "variance": sample.variance}
+        terms, tensors = [], {name: values for name, values in known.items() if values is not None}
         for place, (name, z) in enumerate(sample.z.items()):
             reduction, residual, moments = sample.reductions[name], sample.residual[name], self.moments.get(name)
             parts = {"z": z, **({} if residual is None else {"residual": residual})}
@@ -161,14 +164,11 @@ class State:
         with io.blaming(path):
             state = cls(header["condition"], {}, header["limit"], inputs=header["inputs"])
             reductions: dict[str, Reduction] = {}
-            z: dict[str, Tensor] = {}
-            residual: dict[str, Tensor | None] = {}
             for place, term in enumerate(header["terms"]):
                 name, config, sums = term["name"], term["reduction"], term["sums"]
                 fitted = _under(f"{place}.reduction.", tensors)
                 reduction = AsIs() if config is None else Reduction.from_config(config, fitted)
                 reductions[name] = reduction.to(device or "cpu")
-                z[name], residual[name] = tensors[f"{place}.z"], tensors.get(f"{place}.residual")
                 if sums is not None:
                     found: dict[str, Any] = {"cubes": None, "fourth": None, **_under(f"{place}.moments.", tensors)}
                     io.expect(term["dtype"] in FLOATS, f"rows of {name!r} are of an unknown type")
@@ -176,8 +176,8 @@ class State:
                     state.moments[name].check(sums, state.inputs)
                     state.sums = {**state.sums, name: sums}
             state.sample = Features(
-                z=z,
-                residual=residual,
+                z={term["name"]: tensors[f"{place}.z"] for place, term in enumerate(header["terms"])},
+                residual={term["name"]: tensors.get(f"{place}.residual") for place, term in enumerate(header["terms"])},
                 prediction=tensors["prediction"],
                 task=from_config(header["task"]),
                 reductions=reductions,

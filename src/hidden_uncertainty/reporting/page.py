@@ -17,6 +17,7 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import Tensor
 
+from ..baselines.base import AsRead
 from ..detector import Detector
 from ..extract import Extractor, Features
 from ..io import replacing
@@ -178,7 +179,8 @@ def _about(detector: Detector, what: str) -> Html:
         asked, method = detector.terms[name], term.method
         read = "the network’s outputs" if asked.layer is None else f"the {asked.reduce.read} of {asked.layer}"
         scorer = method.fitted if isinstance(method, DensityMethod) else method
-        by = type(scorer).__name__.removesuffix("Method") + f" ({scorer.extra_repr()})" * bool(scorer.extra_repr())
+        kind = type(detector if isinstance(method, AsRead) else scorer).__name__.removesuffix("Method")
+        by = kind + f" ({scorer.extra_repr()})" * bool(scorer.extra_repr())
         weight = f"{_weights(detector).get(name, 0.0):.2f}"
         rows.append([name, read, _reduced(term.reduction, asked), by, weight])
     n = 0 if head.calibration is None else len(head.calibration.scores)

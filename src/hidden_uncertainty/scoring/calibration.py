@@ -56,17 +56,16 @@ class Calibration(Stored):
         self.register_buffer("scores", torch.zeros(0, device="cpu"))
         self.register_buffer("reach", torch.zeros(0, device="cpu"), persistent=False)
 
-    def fit(self, scores: Tensor, again: tuple[Tensor, Tensor] | None = None) -> Self:
+    def fit(self, scores: Tensor | Any, again: tuple[Tensor, Tensor] | None = None) -> Self:
         """Keep the scores of unseen in-distribution inputs, (n,), higher when more uncertain.
 
         Args:
-            scores: one per input.
+            scores: one per input; a tensor, an array or a list.
             again: scores of some inputs, (m,), when they come together, and when each comes alone.
         """
+        scores = scores if isinstance(scores, Tensor) else torch.as_tensor(to_tensor(scores), device=self.scores.device)
         if scores.dim() != 1 or len(scores) == 0:
-            raise ValueError(
-                f"expected one score per input, (n,) with n > 0; got a tensor of shape {tuple(scores.shape)}"
-            )
+            raise ValueError(f"expected one score per input, (n,) with n > 0; got shape {tuple(scores.shape)}")
         refuse_nan(scores)
         at_least_single = torch.promote_types(scores.dtype, torch.float32)
         self.scores = scores.detach().to(at_least_single).sort().values
@@ -77,13 +76,14 @@ class Calibration(Stored):
         self._prepare()
         return self
 
-    def p_value(self, scores: Tensor) -> Tensor:
+    def p_value(self, scores: Tensor | Any) -> Tensor:
         """Share of unseen scores at least as high, the new one counted; in float64, of the scores' shape.
 
         A tie counts against the alarm. NaN is an error; an exported graph, which cannot raise one, gives it the lowest
         p-value.
         """
         n = self._fitted()
+        scores = scores if isinstance(scores, Tensor) else torch.as_tensor(to_tensor(scores), device=self.scores.device)
         # Both in the wider of their precisions, as `surprising` compares.
         dtype = torch.promote_types(self.reach.dtype, scores.dtype)
         if torch.compiler.is_compiling():  # graphs that are exported have no search
@@ -141,8 +141,7 @@ class Calibration(Stored):
     def _prepare(self) -> None:
         known = self.scores
         if len(known):
-            limit = torch.finfo(known.dtype).max
-            reach = (known + self.margin * _size(known, known)).clamp(max=limit)
+            reach = (known + self.margin * _size(known, known)).clamp(max=torch.finfo(known.dtype).max)
             self.reach = torch.where(known.isfinite(), reach, known).sort().values
 
     def _reached(self, rank: int, needed: int, what: str, instead: str) -> float:
@@ -155,9 +154,7 @@ class Calibration(Stored):
 
     def _fitted(self) -> int:
         if len(self.scores) == 0:
-            raise RuntimeError(
-                "there are no calibration scores yet: call fit with scores of data the network has not seen"
-            )
+            raise RuntimeError("there are no calibration scores yet: call fit with scores of unseen data first.")
         return len(self.scores)
 
 

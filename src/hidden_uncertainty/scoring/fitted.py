@@ -34,6 +34,7 @@ from .terms import Method, Term
 TO_LEARN = 1 / 3  # of unseen inputs: how terms are combined is learnt from these, thresholds from the others
 FEWEST = 100  # of them
 Calibrated = Literal["unseen", "holdout"]
+OTHERS = {"Monitor": "Monitor", "state 1": "State"}  # what else files hold, by what their headers say
 GRID = ("marginal.support", "marginal.log_weight", "marginal.log_volume")  # what version 0.1.0 had besides
 
 
@@ -240,12 +241,13 @@ def load(
     network = NoNetwork() if model is None else model
     find(network, [])  # raises unless it is a module
     with io.blaming(path):
-        if "version" not in header:
+        version = header.get("kind", header.get("version"))
+        if version in OTHERS:
+            raise io.Unusable(f"'{path}' holds a {OTHERS[version]}, not a detector: use {OTHERS[version]}.load.")
+        if version is None:
             header, tensors = _from_0_1(header, tensors)
-        elif header["version"] != 2:
-            raise io.Unusable(
-                f"the file's header is of version {header['version']!r}; this version of the library reads 2."
-            )
+        elif version != 2:
+            raise io.Unusable(f"the file's header is of version {version!r}; this version of the library reads 2.")
         check_same(network, header["model"], tensors.pop("weights"), path)
         known = next((base.kinds[name] for name in header["kinds"] if name in base.kinds), base)
         own = issubclass(cls, known) and not cls.__module__.startswith("hidden_uncertainty.")  # a class of the user's

@@ -87,6 +87,8 @@ def test_keeps_the_configuration_it_was_given() -> None:
     assert density.fit(z.float(), y).config() == {**options, "fitted": {"classes": ["int64", 3], **shapes}}
     assert density.float().config()["fitted"]["mean"] == ["float32", 3, 2, 4]
     assert str(density) == "GaussianMixture(components=2, covariance='tied', shrinkage='oas')"
+    pooling = "GaussianMixture(components=1, covariance='full', shrinkage='auto', pooling=3)"
+    assert str(GaussianMixture(pooling=3)) == pooling
 
 
 @pytest.mark.parametrize("rows", [1, 100])

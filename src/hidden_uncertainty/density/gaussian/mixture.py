@@ -25,6 +25,7 @@ CHUNK = 1 << 26  # elements of factors held in float64 at a time
 FEW = 4  # rows up to which one product of whole factors takes less time than several of packed ones
 WHOLE = 1 << 20  # elements of these factors at most: larger ones take longer to read than the packed half
 SUMS: dict[Covariance, Sums] = {"full": "each", "pooled": "pooled"}  # what one Gaussian per class is fitted to
+AUTO: dict[Covariance, Shrinkage] = {"full": "ledoit-wolf", "tied": "ledoit-wolf", "pooled": "oas"}  # else None
 BUFFERS = ("classes", "center", "log_weight", "mean", "factor", "log_scale", "bias")
 UNSAVED = ("packed", "shift", "spread", "wide")
 
@@ -67,7 +68,7 @@ class GaussianMixture(Density):
         torch.Size([600, 3])
     """
 
-    shown = ("components", "covariance", "shrinkage")
+    shown = ("components", "covariance", "shrinkage", "pooling")
     infinite = ("log_weight", "log_scale")  # where a class has fewer components
 
     classes: Tensor  # (C,)
@@ -148,9 +149,7 @@ class GaussianMixture(Density):
         return self._keep(fit_gaussians(moments, classes, self._options(), unit))
 
     def _options(self) -> EMOptions:
-        shrinkage: Shrinkage | None = None if self.shrinkage == "auto" else self.shrinkage
-        if self.shrinkage == "auto" and self.covariance in ("full", "tied", "pooled"):
-            shrinkage = "oas" if self.covariance == "pooled" else "ledoit-wolf"
+        shrinkage = AUTO.get(self.covariance) if self.shrinkage == "auto" else self.shrinkage
         return EMOptions(**{name: getattr(self, name) for name in EMOptions._fields})._replace(shrinkage=shrinkage)
 
     def _keep(self, fit: ClassFit) -> Self:
