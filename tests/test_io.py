@@ -372,8 +372,10 @@ from hidden_uncertainty import io
 torch.set_num_threads(1)
 path, moments = sys.argv[1], random.Random(0)
 io.write(path, {"round": 0}, {"x": torch.zeros(20_000)})
-seen = set()
-for _ in range(20):
+seen, begun = set(), time.monotonic()
+kills = 0
+while kills < 20 or (len(seen) < 6 and time.monotonic() - begun < 40):  # a busy machine saves seldom
+    kills += 1
     child = os.fork()
     if child == 0:
         start = io.read(path)[0]["round"]
