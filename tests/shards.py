@@ -137,8 +137,9 @@ def report(detector: Detector) -> dict[str, Any]:
     said = {"epistemic": u.epistemic, "p_value": u.p_value, "aleatoric": u.aleatoric}
     if u.prediction.is_floating_point():
         said["low"], said["high"] = detector.interval(u, 0.9)
-    assert detector.head is not None
-    return {"said": said, "state": detector.head.state_dict(), "repr": repr(detector)}
+    assert detector.head is not None and detector.head.calibration is not None
+    margin = detector.head.calibration.margin
+    return {"said": said, "state": detector.head.state_dict(), "repr": repr(detector), "margin": margin}
 
 
 def run(rank: int, folder: str) -> None:
