@@ -139,13 +139,14 @@ def _train(
         (torch.cuda if gpu else torch.default_generator).manual_seed(seeds[0])  # of dropout
         learners = [_Learner(network, recipe, seed, device) for network, seed in zip(networks, seeds, strict=True)]
         for epoch in range(recipe.epochs):
-            orders = [torch.randperm(len(inputs), generator=each.random, device=device) for each in learners]
+            for learner in learners:
+                learner.shuffle(len(inputs))
             for i in range(per_epoch):
                 rate = recipe.learning_rate * recipe.rate(epoch * per_epoch + i, total)
                 batch = slice(i * recipe.batch_size, (i + 1) * recipe.batch_size)
-                for learner, order in zip(learners, orders, strict=True):
-                    learner.step(inputs, labels, order[batch], rate)
-            bar.advance(loss=learners[0].loss.item())
+                for learner in learners:
+                    learner.step(inputs, labels, batch, rate)
+            bar.advance(loss=learners[0].last())
         if gpu:
             torch.cuda.synchronize(device)
     for network, seed in zip(networks, seeds, strict=True):
@@ -191,16 +192,26 @@ class _Learner:
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def step(self, inputs: Tensor, labels: Tensor, rows: Tensor, rate: float) -> None:
-        """Learn of some rows at a rate."""
+    def shuffle(self, count: int) -> None:
+        """Draw the order of an epoch, on the stream that reads it."""
+        with torch.cuda.stream(self.stream):
+            self.order = torch.randperm(count, generator=self.random, device=self.device)
+
+    def last(self) -> float:
+        """The loss of the last step."""
+        with torch.cuda.stream(self.stream):
+            return self.loss.item()
+
+    def step(self, inputs: Tensor, labels: Tensor, batch: slice, rate: float) -> None:
+        """Learn of a part of the order at a rate."""
         if self.stream is None:
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
-            self._learn(*self._batch(inputs, labels, rows))
+            self._learn(*self._batch(inputs, labels, batch))
             return
         with torch.cuda.stream(self.stream):
             self.rate.fill_(rate)
-            x, y = self._batch(inputs, labels, rows)
+            x, y = self._batch(inputs, labels, batch)
             if self.steps < _WARM_UP:
                 self._learn(x, y)
             else:
@@ -212,7 +223,8 @@ class _Learner:
                 self.graph.replay()
             self.steps += 1
 
-    def _batch(self, inputs: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _batch(self, inputs: Tensor, labels: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
+        rows = self.order[batch]
         x = inputs[rows]
         return augmented(x, self.random) if x.dtype == torch.uint8 and self.recipe.augment else x, labels[rows]
 
