@@ -158,9 +158,11 @@ def _default(result: dict[str, Any], before: dict[str, Any]) -> str:
         times = [_seconds(entry["plain_seconds"]), _seconds(entry["seconds"])]
         rows.append([what, *times, number, f"{entry['outside_percent']:.1f} %", str(entry["rounds"])])
     head = ["", "network alone", "with the default", "ratio, or added", "outside the network", "rounds"]
-    made = f"`{result['command']}`, {result['date'][:10]}, {result['machine']['cpu']}, one thread"
-    how = f"{made}, processor time, {result['quantile']:.0%} quantile of the rounds, {_versions(result['machine'])}"
-    return f"{table(head, rows)}\n\n{how}"
+    where = result.get("gpu", f"{result['machine']['cpu']}, one thread, processor time")
+    made = f"`{result['command']}`, {result['date'][:10]}, {where}"
+    how = f"{made}, {result['quantile']:.0%} quantile of the rounds, {_versions(result['machine'])}"
+    text = f"{table(head, rows)}\n\n{how}"
+    return text if "on a gpu" not in result else f"{text}\n\n{_default(result['on a gpu'], before)}"
 
 
 def _memory(entries: list[dict[str, Any]], before: dict[str, float]) -> str:
