@@ -9,6 +9,7 @@ from typing import Any
 from ...markdown import spread, table
 from .checks import Row, aims, alarms, believed, near, select, variants
 from .methods import DEFAULT, SOFTMAX
+from .published import beside
 from .short import of_family, short
 
 HIGH = 4  # points of regret that ask for a reason
@@ -50,8 +51,8 @@ def render(result: Mapping[str, Any]) -> str:
     if select(rows, metric="nll"):
         parts += ["**Probabilities of classes.**", believed(rows, settings)]
         parts += ["**Near the data: images changed step by step.**", near(rows, settings)]
-    parts += ["**What each layer's word weighs.**", _weights(rows, settings)]
-    return "\n\n".join(parts)
+    parts += ["**What each layer's word weighs.**", _weights(rows, settings), beside(rows)]
+    return "\n\n".join(filter(None, parts))
 
 
 TEXT = "text-clinc150"

@@ -30,6 +30,7 @@ from reproduction.studies.one_score import (
     study,
     variants,
 )
+from reproduction.studies.one_score.published import METHODS, beside
 from reproduction.studies.one_score.rows import build_rows
 
 NEAR_METHODS = ("default", "softmax", "paper's mixture, layer 1 of 2", "paper's mixture, layer 2 of 2")
@@ -128,6 +129,19 @@ def test_the_page_counts_alarms_and_names_sets_of_high_regret() -> None:
     assert "but for as many as chance puts outside | **no**: 0 of 2 shares |" in text
     assert "0 of 2 shares lie there" in text and "1 of 2 lie in the wider one" in text
     assert "Regret above" not in text and "the default is 1.0 points below softmax" in text
+
+
+def test_baselines_stand_beside_published_numbers() -> None:
+    about = {"train": "CIFAR100, ResNet-18", "metric": "auroc", "std": 0.01, "n": 3}
+    rows = [
+        {**about, "ood": ood, "method": method, "mean": 0.5}
+        for ood in ("CIFAR10", "SVHN", "MNIST")
+        for method in METHODS
+    ]
+    text = beside(rows)
+    assert "| softmax | 0.500 ± 0.010 | 0.785 | 0.500 ± 0.010 | 0.784 | 0.500 ± 0.010 | 0.761 |" in text
+    assert "| CIFAR100, ResNet-18 | CIFAR10 | published | SVHN | published | MNIST | published |" in text
+    assert beside([{**row, "train": "MNIST"} for row in rows]) == ""
 
 
 def test_families_are_asked_for_by_name() -> None:
