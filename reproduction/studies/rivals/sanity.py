@@ -18,7 +18,7 @@ from hidden_uncertainty.metrics import auroc, rank_correlation
 
 from ...rivals import DDU, DUQ, SNGP, Bottleneck, Known, Plain, Rival, Schedule, train
 from ...rivals.base import BATCH
-from ...rivals.duq import SmallCNN
+from ...rivals.duq import PIXELS, SmallCNN
 from ...rivals.spectral import ResidualPerceptron
 from ..table_1_fcnet.data import Grey, split
 from .measure import accuracy
@@ -165,7 +165,7 @@ def _sngp_moons(seed: int, quick: bool) -> Record:
     schedule = Schedule(3 if quick else 100, 128, 1e-4, 0.0)
     hidden = 16 if quick else 128
     body = ResidualPerceptron(2, hidden, depth=6, bound=0.9, seed=seed)
-    options: dict[str, Any] = {"length_scale": 1.0, "factor": math.pi / 8, "normalise": False}
+    options: dict[str, Any] = {"length_scale": 1.0, "factor": math.pi / 8, "scaled": True}
     rival = SNGP(body, hidden, 2, features=64 if quick else 1024, seed=seed, **options)
     plain = _Small(seed, hidden)
 
@@ -235,7 +235,7 @@ def _bottleneck(data: Grey, seed: int, quick: bool) -> Record:
 def _cnn(data: Grey, seed: int, quick: bool) -> Record:
     """FashionMNIST and MNIST."""
     body = SmallCNN((2, 4, 4), 16, seed=seed) if quick else SmallCNN(CHANNELS, seed=seed)
-    rival = DUQ(body, 16 if quick else 256, seed=seed)
+    rival = DUQ(body, 16 if quick else 256, pixels=PIXELS["FashionMNIST"], seed=seed)
     schedule = Schedule(1, 64, 0.05, momentum=0.9) if quick else CNN
     images, labels = data.train["FashionMNIST"]
     train(rival, images[:IMAGES], labels[:IMAGES], schedule)

@@ -27,6 +27,7 @@ from hidden_uncertainty.progress import track
 
 from ...results import Study, commit
 from ...rivals import DDU, DUQ, SNGP, Bottleneck, Distance, Known, Plain, Reconstructing, Rival, Schedule, train
+from ...rivals.duq import PIXELS
 from ..one_score.near import CHANGES
 from ..table_1.rows import DEFAULT
 from ..table_1.scores import work_folder
@@ -46,7 +47,7 @@ RIVALS: dict[str, Callable[..., Rival]] = {
     "plain": Plain,
     f"reconstruction {WEIGHT}": partial(Reconstructing, float(WEIGHT)),
     "VIB": Bottleneck,
-    "VIB, learnt marginal": partial(Bottleneck, components=200),
+    "VIB, learnt marginal": partial(Bottleneck, code=3, components=200),
     "DUQ": DUQ,
     "SNGP": SNGP,
     "DDU": DDU,
@@ -57,10 +58,12 @@ ABOUT = {
     "plain": "cross-entropy; densities are the paper's mixtures of 5 Gaussians per class without shrinkage",
     f"reconstruction {WEIGHT}": f"also {WEIGHT} × the mean squared error of a decoder of four layers, from layer 10",
     "VIB": "codes of 256 numbers, β 1e-3, standard marginal, as published in 2017",
-    "VIB, learnt marginal": "the same with a learnt mixture of 200 diagonal Gaussians",
-    "DUQ": "embeddings of 256 numbers, σ 0.1, γ 0.999, λ 0.05, SGD with rate 0.05 and momentum 0.9, as published",
-    "SNGP": "spectral norms of at most 0.95; 1024 features, ℓ √2 after layer norm and λ 25, of the authors' code for "
-    "images; one covariance for all classes",
+    "VIB, learnt marginal": "codes of 3 numbers with a full covariance, and a learnt mixture of 200 Gaussians with "
+    "full covariances, as published in 2018; β as above",
+    "DUQ": "embeddings of 256 numbers, σ 0.1, γ 0.999, λ 0.05, SGD with rate 0.05 and momentum 0.9, as published; the "
+    "gradient penalty is with respect to pixels with mean 0 and deviation 1, as in the authors' code",
+    "SNGP": "spectral norms of at most 0.95; 1024 features, ℓ 20, λ 20 and the covariance of a Gaussian likelihood, as "
+    "in the authors' code for CIFAR10 in its latest version",
     "DDU": "spectral norms of at most 3, as published; one Gaussian per class of labelled features",
     "distance": "weight 0.2, margin 25, a fifth of all pairs of one class, 50 neighbours, as published",
 }
@@ -101,7 +104,7 @@ def run(
     for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
         key = f"{train_on}-{name}-{seed}".lower().replace(",", "").replace(" ", "-")
         schedule = OWN.get(name, SCHEDULE)
-        own = records.of(images=IMAGES, schedule=asdict(schedule), options=_options(RIVALS[name]))
+        own = records.of(images=IMAGES, schedule=asdict(schedule), options=_options(_build(name, train_on)))
         case = partial(_case, own, key, train_on, name, seed, data, schedule, quick, made)
         known[seed, name, train_on] = own.find(key, case)
     found = [known[key] for key in sorted(known, key=lambda key: (key[0], [*RIVALS].index(key[1]), key[2] != SETS[0]))]
@@ -114,7 +117,7 @@ def run(
         "trained on": f"80 % of {IMAGES:,} training images; the others are unseen by the networks",
         "judged": f"one test image in {STEP}, and as many of each unknown set; accuracy is of all test images",
         "seconds": "the sum over networks, on a busy machine; those of training are of the processor",
-        "rivals": {name: {"about": ABOUT[name], **_options(RIVALS[name])} for name in RIVALS if name in present},
+        "rivals": {name: {"about": ABOUT[name], **_options(_build(name))} for name in RIVALS if name in present},
         "checks": sanity.SETTINGS,
         "records": [{key: value for key, value in each.items() if key != "near"} for each in found],
         "sanity": [{key: value for key, value in each.items() if key != "drawn"} for each in seen],
@@ -159,7 +162,7 @@ def _case(
     rows, held = split(images)
     known = Known(images[rows], labels[rows], images[held], labels[held])
     small: dict[str, int] = {"width" if name in ("DUQ", "SNGP") else "hidden": 12} if quick else {}
-    rival = RIVALS[name](seed=seed, **small)
+    rival = _build(name, train_on, seed=seed, **small)
     if quick:
         schedule = replace(schedule, epochs=2, milestones=())
     seconds = records.train(key, rival, lambda: train(rival, known.x, known.y, schedule))
@@ -175,7 +178,11 @@ def _unknown(train_on: str, data: Grey) -> dict[str, Tensor]:
     return {ood: x for (ood, _), x in found.items()}
 
 
-def _options(build: Callable[..., Rival]) -> dict[str, Any]:
+def _build(name: str, train_on: str = "MNIST", **options: Any) -> Rival:
+    """A rival for a set."""
+    return RIVALS[name](**({"pixels": PIXELS[train_on]} if name == "DUQ" else {}), **options)
+
+
+def _options(rival: Rival) -> dict[str, Any]:
     """The settings of a rival that are numbers."""
-    rival = build(seed=0)
-    return {key: value for key, value in vars(rival).items() if type(value) in (int, float) and key != "seed"}
+    return {key: value for key, value in vars(rival).items() if type(value) in (int, float, tuple) and key != "seed"}
