@@ -75,7 +75,7 @@ def _commits(settings: Mapping[str, Any]) -> str:
     """Which rivals were measured at which commit, where these differ."""
     at: dict[str, dict[str, None]] = {}
     for each in settings["records"]:
-        at.setdefault(each["commit"][:10], {})[each["rival"]] = None
+        at.setdefault(each["commit"][:10] if each["commit"] else "no commit", {})[each["rival"]] = None
     told = "; ".join(f"{', '.join(names)} at {commit}" for commit, names in at.items())
     return f" Measured apart: {told}." if len(at) > 1 else ""
 

@@ -45,6 +45,7 @@ def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.
     exact = [row for row in found.rows if "seconds" not in row["metric"] and row["metric"] != "passes"]
     assert all(row in other.rows for row in exact)  # of what is measured again too, as it is the same
 
+    monkeypatch.setattr(study, "commit", lambda: None)  # as where a tree was copied without its history
     second = study.run(quick=True, seeds=[1], sets=["MNIST"], only=["DDU"]).write(tmp_path / "second", "make it")
     monkeypatch.setattr(study, "train", None)  # nothing is trained or measured again
     monkeypatch.setattr(study, "measure", None)
@@ -59,6 +60,9 @@ def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.
     values = [json.loads(path.read_text(encoding="utf-8"))["rows"] for path in (written, second)]
     means = [r["mean"] for rows in values for r in rows if (r["method"], r["metric"]) == ("DDU", "mean auroc")]
     assert row["n"] == 2 and row["mean"] == pytest.approx(sum(means) / 2, abs=1e-4)
+    assert "DDU at no commit" in render(
+        json.loads(both.write(tmp_path / "both", "make it").read_text(encoding="utf-8"))
+    )
 
 
 def test_unknown_rivals_are_refused(grey_data: Path) -> None:
