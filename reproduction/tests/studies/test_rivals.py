@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from reproduction.__main__ import app
 from reproduction.render import render
+from reproduction.results import Study
 from reproduction.studies.rivals import sanity, study
 from reproduction.studies.rivals.records import Records
 from reproduction.studies.rivals.rows import build_sanity
@@ -63,6 +67,21 @@ def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.
     assert "DDU at no commit" in render(
         json.loads(both.write(tmp_path / "both", "make it").read_text(encoding="utf-8"))
     )
+
+
+def test_the_command_line_puts_results_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(study, "run", lambda **options: asked.append(options) or Study("rivals", [], [0], {}, 1.0))
+    (tmp_path / "other.json").touch()
+    out, other = ["rivals", "--out", str(tmp_path)], ["--earlier", str(tmp_path / "other.json")]
+    for more in ([], ["--only", "DDU", "--only", "check VIB"], ["--only", "", *other]):
+        assert CliRunner().invoke(app, [*out, *more]).exit_code == 0
+    own = tmp_path / "rivals.json"
+    assert asked == [
+        {"earlier": [], "quick": False},
+        {"only": ["DDU", "check VIB"], "earlier": [own], "quick": False},
+        {"only": [], "earlier": [own, tmp_path / "other.json"], "quick": False},
+    ]
 
 
 def test_unknown_rivals_are_refused(grey_data: Path) -> None:
