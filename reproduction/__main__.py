@@ -63,13 +63,15 @@ Families = Annotated[
 
 Earlier = Annotated[
     list[Path] | None,
-    typer.Option(dir_okay=False, exists=True, help="Another earlier result, of which families are taken too."),
+    typer.Option(dir_okay=False, exists=True, help="Another earlier result, of which networks are taken too."),
 ]
 
 
 Only = Annotated[
     list[str] | None,
-    typer.Option(help="A rival, or 'check NAME', as often as wanted; others in an earlier result are kept."),
+    typer.Option(
+        help="A rival, or 'check NAME', as often as wanted, '' for none; others in an earlier result are kept."
+    ),
 ]
 
 
@@ -94,9 +96,17 @@ def _one_score(
     _run("one-score", out, seeds, data, quick, asked, f" --families {families}" * (families is not None))
 
 
-def _rivals(out: Out = None, seeds: Seeds = None, data: Root = None, quick: Quick = False, only: Only = None) -> None:
-    asked: dict[str, Any] = {"only": only, "earlier": None if quick else (out or Path("results")) / "rivals.json"}
-    _run("rivals", out, seeds, data, quick, asked if only else {})
+def _rivals(
+    out: Out = None,
+    seeds: Seeds = None,
+    data: Root = None,
+    quick: Quick = False,
+    only: Only = None,
+    earlier: Earlier = None,
+) -> None:
+    asked: dict[str, Any] = {} if only is None else {"only": [name for name in only if name]}
+    before = [] if quick or only is None else [(out or Path("results")) / "rivals.json"]
+    _run("rivals", out, seeds, data, quick, {**asked, "earlier": [*before, *(earlier or [])]})
 
 
 def _run(

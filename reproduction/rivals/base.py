@@ -29,7 +29,9 @@ class Schedule:
         learning_rate: of the first epoch.
         weight_decay: added to the gradient, times the weights.
         momentum: of SGD; None takes Adam.
-        milestones: epochs after which the learning rate is a fifth.
+        milestones: epochs after which the learning rate falls.
+        decay: what it is multiplied by then.
+        beta: of Adam, for the mean of gradients.
     """
 
     epochs: int = 20
@@ -38,12 +40,14 @@ class Schedule:
     weight_decay: float = 1e-4
     momentum: float | None = None
     milestones: tuple[int, ...] = ()
+    decay: float = 0.2
+    beta: float = 0.9
 
     def optimiser(self, rival: nn.Module) -> torch.optim.Optimizer:
         """Of all parameters."""
         common: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
         if self.momentum is None:
-            return torch.optim.Adam(rival.parameters(), **common)
+            return torch.optim.Adam(rival.parameters(), betas=(self.beta, 0.999), **common)
         return torch.optim.SGD(rival.parameters(), momentum=self.momentum, **common)
 
 
@@ -76,6 +80,12 @@ class Rival(nn.Module, ABC):
         self.seed = seed
         self.random = torch.Generator("cpu").manual_seed(seed)
 
+    def noise(self, like: Tensor) -> Tensor:
+        """Normal numbers for training, of a tensor's shape, drawn where it is."""
+        if self.random.device != like.device:
+            self.random = torch.Generator(like.device).manual_seed(self.seed)
+        return torch.randn(like.shape, generator=self.random, device=like.device)
+
     @abstractmethod
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """What training minimises, for one batch."""
@@ -106,28 +116,37 @@ def draw(seed: int, *shape: int, std: float = 1.0) -> Tensor:
     return std * torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
 
 
+def seconds(x: Tensor) -> float:
+    """Now: of the processor, which other work on the machine does not lengthen much; for a GPU, of the clock."""
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+        return time.perf_counter()
+    return time.process_time()
+
+
 def train(rival: Rival, x: Tensor, y: Tensor, schedule: Schedule) -> float:
     """Train a rival, finish it, and leave it in evaluation mode.
 
     Args:
         rival: untrained; changed.
-        x: inputs.
+        x: inputs, on the device of the rival.
         y: labels.
         schedule: how.
 
     Returns:
-        Seconds of the processor, which other work on the machine does not lengthen much.
+        Seconds, as `seconds` counts them.
     """
-    start = time.process_time()
+    start = seconds(x)
     order = torch.Generator("cpu").manual_seed(rival.seed)
     optimiser = schedule.optimiser(rival)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(schedule.milestones), gamma=0.2)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(schedule.milestones), schedule.decay)
     size = min(schedule.batch_size, len(x))
     with progress_bar(f"training {type(rival).__name__}", schedule.epochs) as bar:
         for _ in range(schedule.epochs):
             rival.train()
             total = torch.zeros((), device=x.device)
-            for rows in torch.randperm(len(x), generator=order, device="cpu").split(size):
+            # The rows of an epoch go to the device at once: no step waits for it.
+            for rows in torch.randperm(len(x), generator=order, device="cpu").to(x.device).split(size):
                 if len(rows) == size:
                     images, labels = x[rows], y[rows]
                     optimiser.zero_grad()
@@ -144,4 +163,4 @@ def train(rival: Rival, x: Tensor, y: Tensor, schedule: Schedule) -> float:
     rival.eval()
     with torch.no_grad():
         rival.finish(list(zip(x.split(BATCH), y.split(BATCH), strict=True)))
-    return time.process_time() - start
+    return seconds(x) - start

@@ -39,8 +39,14 @@ def gaussian(encoded: Tensor) -> tuple[Tensor, Tensor]:
     return mean, F.softplus(raw - 5.0) + 1e-6
 
 
+def correlated(encoded: Tensor, code: int) -> tuple[Tensor, Tensor]:
+    """Mean (n, K) of a code, and the triangular root of its covariance (n, K, K), from (n, K + K²)."""
+    mean, raw = encoded[:, :code], encoded[:, code:].unflatten(1, (code, code))
+    return mean, raw.tril(-1) + (F.softplus(raw.diagonal(dim1=1, dim2=2)) + 1e-6).diag_embed()
+
+
 class Mixture(nn.Module):
-    r"""A learnt marginal of codes, :math:`m(z) = \sum_j w_j\, N(z \mid \mu_j, \mathrm{diag}\, \sigma_j^2)`.
+    r"""A learnt marginal of codes, :math:`m(z) = \sum_j w_j\, N(z \mid \mu_j, (L_j L_j^\top)^{-1})`.
 
     Args:
         components: how many there are.
@@ -52,30 +58,41 @@ class Mixture(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(components, device="cpu"))
         self.means = nn.Parameter(draw(seed, components, code))
-        self.log_std = nn.Parameter(torch.zeros(components, code, device="cpu"))
+        self.raw = nn.Parameter(torch.zeros(components, code, code, device="cpu"))
+
+    def roots(self) -> Tensor:
+        """L, triangular roots of the precisions, (J, K, K)."""
+        return self.raw.tril(-1) + self.raw.diagonal(dim1=1, dim2=2).exp().diag_embed()
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log m(z), (n,), of codes (n, K)."""
-        log_std, means = self.log_std.to(z), self.means.to(z)
-        precision = (-2 * log_std).exp()
-        square = z**2 @ precision.T - 2 * z @ (means * precision).T + (means**2 * precision).sum(1)
-        each = -0.5 * square - log_std.sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
-        return (self.logits.to(z).log_softmax(0) + each).logsumexp(1)
+        roots = self.roots().to(z)
+        scaled = torch.einsum("njk,jkl->njl", z[:, None] - self.means.to(z), roots)
+        volume = roots.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+        return (self.logits.to(z).log_softmax(0) + volume - 0.5 * scaled.square().sum(2)).logsumexp(1)
 
-    def rate(self, mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:
-        """E[log p(z|x) - log m(z)], (n,), estimated with normal numbers (s, n, K) or (s, 1, K)."""
-        z = mean + std * noise  # (s, n, K)
-        own = (-0.5 * noise**2 - std.log() - 0.5 * math.log(2 * math.pi)).sum(2)
-        return (own - self.log_prob(z.flatten(0, 1)).view(own.shape)).mean(0)
+    def rate(self, mean: Tensor, root: Tensor, noise: Tensor) -> Tensor:
+        """E[log p(z|x) - log m(z)], (n,), of means and roots of covariances, by normal numbers (s, n, K)."""
+        z = place(mean, root, noise)
+        volume = root.diagonal(dim1=1, dim2=2).log().sum(1) + 0.5 * mean.shape[1] * math.log(2 * math.pi)
+        own = -0.5 * noise.square().sum(2) - volume
+        return (own - self.log_prob(z.flatten(0, 1)).view(len(noise), len(mean))).mean(0)
+
+
+def place(mean: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
+    """Codes (..., n, K) of normal numbers, with deviations (n, K) or a root of the covariance (n, K, K)."""
+    return mean + (spread * noise if spread.dim() == 2 else (spread @ noise[..., None])[..., 0])
 
 
 class Bottleneck(Rival):
-    r"""A stochastic code z between the perceptron and a linear classifier, of which training limits the rate.
+    r"""A stochastic code z between the perceptron and a classifier, of which training limits the rate.
 
     .. math:: L = \mathbb E_{z \sim p(z|x)} \left[-\log q(y|z)\right] + \beta\, KL\left(p(z|x) \,\|\, N(0, I)\right)
 
-    K, β and the standard marginal are those of Alemi et al. (2017), where the rate has a closed form. A marginal may be
-    learnt instead, as in 2018; its rate is estimated. Predictions are made from the mean of the code.
+    K, β, σ, the standard marginal and the linear classifier are those of Alemi et al. (2017), where the rate has a
+    closed form. A marginal may be learnt instead, as in 2018, which is for short codes: z has a full covariance then,
+    as have the marginal's components, the classifier has a hidden layer, and the rate is estimated. Predictions are
+    made from the mean of the code.
 
     Args:
         inputs: numbers per input.
@@ -105,25 +122,33 @@ class Bottleneck(Rival):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        self.beta, self.body = beta, perceptron(inputs, hidden, depth=depth, seed=seed)
+        self.code, self.beta, self.components = code, beta, components
+        self.body = perceptron(inputs, hidden, depth=depth, seed=seed)
         with built(seed):
             self.marginal = Mixture(components, code, seed=seed) if components else None
-            self.encoder, self.output = nn.Linear(hidden, 2 * code), nn.Linear(code, classes)
+            self.encoder = nn.Linear(hidden, code + code**2 if components else 2 * code)
+            layers = [nn.Linear(code, hidden), nn.ELU(), nn.Linear(hidden, classes)]
+            self.output = nn.Sequential(*layers) if components else nn.Linear(code, classes)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and spread of the code."""
+        encoded = self.encoder(self.body(x))
+        return gaussian(encoded) if self.marginal is None else correlated(encoded, self.code)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the mean code."""
-        return self.output(gaussian(self.encoder(self.body(x)))[0])
+        return self.output(self.encode(x)[0])
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The bound, with one code per input."""
-        mean, std = gaussian(self.encoder(self.body(x)))
-        noise = torch.randn(std.shape, generator=self.random, device="cpu")
-        rates = rate(mean, std) if self.marginal is None else self.marginal.rate(mean, std, noise[None])
-        return F.cross_entropy(self.output(mean + std * noise), y) + self.beta * rates.mean()
+        mean, spread = self.encode(x)
+        noise = self.noise(mean)
+        rates = rate(mean, spread) if self.marginal is None else self.marginal.rate(mean, spread, noise[None])
+        return F.cross_entropy(self.output(place(mean, spread, noise)), y) + self.beta * rates.mean()
 
     def detectors(self) -> Iterator[tuple[str, Detector]]:
         """The rate."""
-        term = Term(Rate(self.marginal), "encoder", Reduce(max_dim=None))
+        term = Term(Rate(self.marginal, self.code), "encoder", Reduce(max_dim=None))
         yield (
             "VIB" + ", learnt marginal" * (self.marginal is not None),
             Detector(self, [term], task="classification", progress=False),
@@ -131,17 +156,18 @@ class Bottleneck(Rival):
 
 
 class Rate(RowMethod):
-    """The rate of a code, of which rows hold mean and deviation as `gaussian` takes them.
+    """The rate of a code, of which rows are what the encoder returns.
 
     Args:
         marginal: learnt, or None for the standard one.
+        code: numbers per code.
     """
 
     conditional = needs_classes = False
 
-    def __init__(self, marginal: Mixture | None = None) -> None:
+    def __init__(self, marginal: Mixture | None, code: int) -> None:
         super().__init__()
-        self.marginal = marginal
+        self.marginal, self.code = marginal, code
 
     def fit(self, z: Tensor, y: Tensor | None, features: Features) -> Self:
         """Nothing to do: the rate was trained."""
@@ -149,7 +175,7 @@ class Rate(RowMethod):
 
     def measure(self, z: Tensor, prediction: Tensor, *, seen: bool = False) -> Tensor:
         """Nats per row."""
-        mean, std = gaussian(z)
         if self.marginal is None:
-            return rate(mean, std)
-        return self.marginal.rate(mean, std, draw(0, DRAWS, 1, mean.shape[1]).to(mean)).detach()
+            return rate(*gaussian(z))
+        noise = draw(0, DRAWS, 1, self.code).to(z).expand(-1, len(z), -1)  # the same for every row
+        return self.marginal.rate(*correlated(z, self.code), noise).detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Self
 
 import torch
@@ -26,7 +27,7 @@ def distance_loss(z: Tensor, y: Tensor, *, margin: float = 25.0, same: float = 0
         L_{ij} = \lVert z_i - z_j \rVert \text{ if } y_i = y_j, \qquad
         L_{ij} = \max(0, m - \lVert z_i - z_j \rVert) \text{ otherwise}
 
-    The authors draw pairs of which a fifth are of one class; this is what such draws give on average.
+    The authors draw pairs of which at least a fifth are of one class; this is what a fifth gives on average.
 
     Args:
         z: embeddings, (n, d).
@@ -38,15 +39,18 @@ def distance_loss(z: Tensor, y: Tensor, *, margin: float = 25.0, same: float = 0
         >>> distance_loss(torch.tensor([[0.0], [3.0], [20.0]]), torch.tensor([0, 0, 1])).item()
         5.800000190734863
     """
-    rows, columns = torch.triu_indices(len(z), len(z), offset=1, device="cpu")
-    squares = (z[rows] - z[columns]).square().sum(1)
-    away = squares.clamp(min=1e-12).sqrt()  # the root has no gradient at zero
-    pairs = y[rows] == y[columns]
-    loss = z.new_zeros(())
-    for some, share, each in ((pairs, same, away), (~pairs, 1 - same, (margin - away).clamp(min=0))):
-        if some.any():
-            loss = loss + share * each[some].mean()
-    return loss
+    away = F.pdist(z)
+    rows, columns = _pairs(len(z), z.device)
+    alike = (y[rows] == y[columns]).to(away)
+    near, far = (alike * away).sum(), ((1 - alike) * (margin - away).clamp(min=0)).sum()
+    # Nothing here waits for a GPU; without pairs of a kind, its sum is 0.
+    return same * near / alike.sum().clamp(min=1) + (1 - same) * far / (1 - alike).sum().clamp(min=1)
+
+
+@cache
+def _pairs(count: int, device: torch.device) -> Tensor:
+    """The rows of all pairs, in the order of `pdist`."""
+    return torch.triu_indices(count, count, offset=1, device=device)
 
 
 class Distance(Rival):

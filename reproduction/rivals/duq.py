@@ -16,6 +16,8 @@ from hidden_uncertainty.uncertainty import LayerScores
 
 from .base import Rival, draw, perceptron
 
+PIXELS = {"MNIST": (0.1307, 0.3081), "FashionMNIST": (0.2861, 0.353)}  # mean and deviation in the authors' code
+
 
 class DUQ(Rival):
     r"""One kernel per class around a centroid that follows the class's embeddings (van Amersfoort et al., 2020).
@@ -25,7 +27,8 @@ class DUQ(Rival):
         L = \frac 1 C \sum_c BCE(K_c, y_c) + \lambda \left( \lVert \nabla_x \textstyle\sum_c K_c \rVert - 1 \right)^2
 
     Each centroid is a running mean: of sums of embeddings and of counts, both with the momentum γ. The penalty is that
-    of the authors' code, of the norm; their paper prints the squared norm. Called, it gives log K.
+    of the authors' code, of the norm, with respect to pixels that have mean 0 and deviation 1; their paper prints the
+    squared norm. Called, it gives log K.
 
     Args:
         body: f, from inputs to (n, width).
@@ -37,6 +40,7 @@ class DUQ(Rival):
         penalty: λ.
         count: of each class, at the start.
         spread: deviation of the first W.
+        pixels: mean and deviation of the inputs, with which they are standardised.
         seed: of W, of the centroids and of the order of batches.
 
     Example:
@@ -59,18 +63,28 @@ class DUQ(Rival):
         penalty: float = 0.05,
         count: float = 12.0,
         spread: float = 0.05,
+        pixels: tuple[float, float] = (0.0, 1.0),
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
+        self.pixels = pixels
         self.body = perceptron(hidden=width, seed=seed) if body is None else body
         self.length_scale, self.momentum, self.penalty = length_scale, momentum, penalty
         self.weight = nn.Parameter(draw(seed, classes * embedding, width, std=spread))
         self.register_buffer("counts", torch.full((classes,), float(count), device="cpu"))
         self.register_buffer("totals", count * draw(seed + 1, classes, embedding))
 
+    def standardised(self, x: Tensor) -> Tensor:
+        """What the penalty is with respect to."""
+        return (x - self.pixels[0]) / self.pixels[1]
+
     def embed(self, x: Tensor) -> Tensor:
-        """W_c f(x) of every class, (n, C, m)."""
+        """W_c f(x) of every class, (n, C, m), for standardised inputs."""
         return F.linear(self.body(x), self.weight).unflatten(1, (len(self.counts), -1))
+
+    def log_kernels(self, x: Tensor) -> Tensor:
+        """log K, (n, C), for standardised inputs."""
+        return -(self.embed(x) - self.centroids).square().mean(2) / (2 * self.length_scale**2)
 
     @property
     def centroids(self) -> Tensor:
@@ -79,12 +93,12 @@ class DUQ(Rival):
 
     def forward(self, x: Tensor) -> Tensor:
         """log K, (n, C)."""
-        return -(self.embed(x) - self.centroids).square().mean(2) / (2 * self.length_scale**2)
+        return self.log_kernels(self.standardised(x))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Binary cross-entropy of all kernels, and the penalty."""
-        x = x.detach().requires_grad_(self.penalty > 0)
-        kernels = self(x).exp()
+        x = self.standardised(x).detach().requires_grad_(self.penalty > 0)
+        kernels = self.log_kernels(x).exp()
         loss = F.binary_cross_entropy(kernels, F.one_hot(y, kernels.shape[1]).to(kernels))
         return loss + self.penalty * gradient_penalty(x, kernels) if self.penalty else loss
 
@@ -92,7 +106,7 @@ class DUQ(Rival):
         """Move the centroids."""
         self.eval()
         own = F.one_hot(y, len(self.counts)).to(self.counts)  # (n, C)
-        sums = torch.einsum("ncm,nc->cm", self.embed(x), own)
+        sums = torch.einsum("ncm,nc->cm", self.embed(self.standardised(x)), own)
         self.train()
         self.counts.mul_(self.momentum).add_((1 - self.momentum) * own.sum(0))
         self.totals.mul_(self.momentum).add_((1 - self.momentum) * sums)

@@ -21,23 +21,25 @@ class SNGP(Rival):
     r"""A residual network with bounded spectral norms, random Fourier features, and a Laplace posterior over them.
 
     .. math::
-        \phi(x) = \sqrt{2/D}\, \cos\left(\Omega\, h(x) / \ell + b\right), \quad
+        \phi(x) = s \cos\left(\Omega\, h(x) / \ell + b\right), \quad
         g(x) = \phi(x)^\top \beta, \quad
-        \Sigma^{-1} = I + \sum_i p_i (1 - p_i)\, \phi_i \phi_i^\top, \quad
+        \Sigma^{-1} = I + \sum_i \phi_i \phi_i^\top, \quad
         v(x) = \phi(x)^\top \Sigma\, \phi(x)
 
-    p is the largest probability, for one covariance of all classes, which is an upper bound. Logits are
-    :math:`g / \sqrt{1 + \lambda v}`. Their energy ranks as the published score does, Dempster and Shafer's
-    :math:`C / (C + \sum_c \exp g_c)`.
+    Logits are :math:`g / \sqrt{1 + \lambda v}`. Their energy ranks as Dempster and Shafer's score does,
+    :math:`C / (C + \sum_c \exp g_c)`, which the authors' code offers. Settings are those of that code for CIFAR10, in
+    its latest version: h as it is, :math:`s = 1`, the covariance of a Gaussian likelihood, which all classes share.
+    The paper has :math:`s = \sqrt{2/D}`, and p (1 - p) before each product. Frequencies are independent here; theirs
+    are orthogonal by default.
 
     Args:
         body: h, from inputs to (n, width).
         width: of h.
         classes: C.
         features: D.
-        length_scale: ℓ.
-        factor: λ; the paper's is π/8, that of the authors' code for small images 25.
-        normalise: bring h to mean 0 and deviation 1 first, as the authors do for images.
+        length_scale: ℓ, 1 / 0.05 in the authors' code.
+        factor: λ; that of their tutorial is π/8.
+        scaled: whether s is :math:`\sqrt{2/D}`, with which products of features are the kernel.
         seed: of its weights, features and batches.
 
     Example:
@@ -56,14 +58,15 @@ class SNGP(Rival):
         classes: int = 10,
         *,
         features: int = 1024,
-        length_scale: float = math.sqrt(2.0),
-        factor: float = 25.0,
-        normalise: bool = True,
+        length_scale: float = 20.0,
+        factor: float = 20.0,
+        scaled: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
         self.body = ResidualPerceptron(hidden=width, seed=seed) if body is None else body
-        self.width, self.normalise, self.factor = width, normalise, factor
+        self.length_scale, self.factor = length_scale, factor
+        self.scale = math.sqrt(2 / features) if scaled else 1.0
         self.register_buffer("frequencies", draw(seed, features, width) / length_scale)
         uniform = torch.rand(features, generator=torch.Generator("cpu").manual_seed(seed + 1), device="cpu")
         self.register_buffer("phases", 2 * math.pi * uniform)
@@ -73,10 +76,7 @@ class SNGP(Rival):
 
     def features(self, x: Tensor) -> Tensor:
         """φ, (n, D)."""
-        h = self.body(x)
-        if self.normalise:
-            h = F.layer_norm(h, (self.width,))
-        return math.sqrt(2 / len(self.phases)) * F.linear(h, self.frequencies, self.phases).cos()
+        return self.scale * F.linear(self.body(x), self.frequencies, self.phases).cos()
 
     def variance(self, phi: Tensor) -> Tensor:
         """v of features φ, (n,)."""
@@ -93,11 +93,10 @@ class SNGP(Rival):
 
     def finish(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The covariance, in one more pass over the training data."""
-        precision = torch.eye(len(self.phases), dtype=torch.float64, device="cpu")
+        precision = torch.eye(len(self.phases), dtype=torch.float64, device=self.phases.device)
         for x, _ in batches:
-            phi = self.features(x)
-            p = self.output(phi).softmax(1).amax(1)
-            precision += ((p * (1 - p))[:, None] * phi).T @ phi
+            phi = self.features(x).double()  # the sum is far larger than the identity
+            precision += phi.T @ phi
         self.covariance.copy_(torch.cholesky_inverse(torch.linalg.cholesky(precision)))
 
     def detectors(self) -> Iterator[tuple[str, Detector]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -18,24 +18,16 @@ from hidden_uncertainty.metrics import auroc, rank_correlation
 
 from ...rivals import DDU, DUQ, SNGP, Bottleneck, Known, Plain, Rival, Schedule, train
 from ...rivals.base import BATCH
-from ...rivals.duq import SmallCNN
+from ...rivals.duq import PIXELS, SmallCNN
 from ...rivals.spectral import ResidualPerceptron
 from ..table_1_fcnet.data import Grey, split
+from .effort import Effort, describe
 from .measure import accuracy
 from .records import Record, Records
 
-IMAGES = 30_000  # for training, at most
 AWAY = 0.5  # how far a point is from all training points to be one that a network cannot know
-CNN = Schedule(epochs=15, learning_rate=0.05, momentum=0.9, milestones=(5, 10))
-CHANNELS = (16, 32, 32)  # a quarter of the published ones, which take half a second per step on one core
 LONG = "DUQ CNN"
-SETTINGS = {
-    "DUQ two moons": "the authors' notebook: 3 layers of 20, 10 per embedding, σ 0.3, γ 0.99, λ 1, SGD, 30 epochs",
-    "SNGP two moons": "6 layers of 128, bound 0.9, 1024 features, ℓ 1, Adam 1e-4, batches of 128, 100 epochs",
-    "DUQ CNN": f"the authors' settings; a quarter of their channels, {CNN.epochs} epochs of {IMAGES:,} images, not 30",
-    "VIB": f"2 layers of 1024, K 256, β 1e-3, Adam, batches of 100, 8 epochs of {IMAGES:,} images, not 200 of all",
-    "DDU ambiguous": "10,000 digits and about as many means of two digits with either label, not a VAE's",
-}
+CHECKS = ("DUQ two moons", "SNGP two moons", "DDU ambiguous", "VIB", LONG)
 
 
 def moons(count: int, seed: int, *, noise: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -65,40 +57,45 @@ def run(
     records: Records,
     data: Grey,
     seeds: Sequence[int],
+    effort: Effort,
     *,
     quick: bool,
-    names: Sequence[str] | None,
+    names: Sequence[str],
     made: Mapping[str, Any],
 ) -> list[Record]:
-    """Every check, per seed; the one that takes long has one seed only.
+    """Checks, per seed; on a processor, the one that takes long has one seed only.
 
     Args:
         records: where they are kept.
-        data: of the study.
+        data: of the study; the checks are run where they are.
         seeds: of the networks.
+        effort: how much is trained.
         quick: small networks and few epochs.
-        names: which checks; None takes all.
+        names: which checks.
         made: commit and hardware.
     """
+    device = data.train["MNIST"][0].device
     checks: dict[str, Callable[[int, bool], Record]] = {
-        "DUQ two moons": _duq_moons,
-        "SNGP two moons": _sngp_moons,
+        "DUQ two moons": partial(_duq_moons, device),
+        "SNGP two moons": partial(_sngp_moons, device),
         "DDU ambiguous": partial(_ambiguous, data),
-        "VIB": partial(_bottleneck, data),
-        "DUQ CNN": partial(_cnn, data),
+        "VIB": partial(_bottleneck, data, effort),
+        LONG: partial(_cnn, data, effort),
     }
     found = []
-    for name, check in checks.items():
-        if names is None or name in names:
-            for seed in seeds[:1] if name == LONG else seeds:
+    for name in CHECKS:
+        if name in names:
+            settings = describe(effort)[name]
+            own = records.of(settings=settings, vib=asdict(effort.vib), cnn=asdict(effort.cnn))
+            for seed in seeds if effort.every or name != LONG else seeds[:1]:
 
-                def make(name: str = name, check: Any = check, seed: int = seed) -> Record:
+                def make(name: str = name, seed: int = seed, settings: str = settings) -> Record:
                     start = time.perf_counter()
-                    values = check(seed, quick)
-                    seconds = round(time.perf_counter() - start, 1)
-                    return {"check": name, "seed": seed, **values, **made, "seconds": seconds}
+                    values = checks[name](seed, quick)
+                    spent = round(time.perf_counter() - start, 1)
+                    about = {"check": name, "seed": seed, "effort": effort.name, "settings": settings}
+                    return {**about, **values, **made, "seconds": spent}
 
-                own = records.of(schedule=asdict(CNN), channels=CHANNELS) if name == "DUQ CNN" else records
                 found.append(own.find(f"check-{name}-{seed}".lower().replace(" ", "-"), make))
     return found
 
@@ -109,8 +106,8 @@ def _known(x: Tensor, y: Tensor) -> Known:
 
 def _judge(score: Callable[[Tensor], Tensor], x: Tensor, test: Tensor) -> dict[str, Any]:
     """How a score rises away from the training points: far points of the plane beside test points."""
-    where = plane()
-    distance = torch.cdist(where, x).amin(1)
+    where = plane().to(x)
+    distance = torch.cdist(where, x).amin(1).cpu()
     values = score(where)
     return {
         "auroc far": round(auroc(negative=score(test), positive=values[distance > AWAY]), 5),
@@ -119,24 +116,31 @@ def _judge(score: Callable[[Tensor], Tensor], x: Tensor, test: Tensor) -> dict[s
 
 
 def _detector(rival: Rival) -> Callable[[Tensor], Tensor]:
+    """Scores on the CPU."""
     _, detector = next(rival.detectors())
-    return lambda x: detector(x).epistemic
+    return lambda x: detector(x).epistemic.cpu()
 
 
-def _duq_moons(seed: int, quick: bool) -> Record:
-    x, y = moons(1500, seed)
-    test, labels = moons(1000, seed + 1000)
+def _drawn(device: torch.device, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Moons on a device, the same on each."""
+    x, y = moons(count, seed)
+    return x.to(device), y.to(device)
+
+
+def _duq_moons(device: torch.device, seed: int, quick: bool) -> Record:
+    x, y = _drawn(device, 1500, seed)
+    test, labels = _drawn(device, 1000, seed + 1000)
     schedule = Schedule(3 if quick else 30, 64, 0.01, 1e-4, 0.9)
     found: Record = {"results": {}, "drawn": {}}
     for name, penalty in {"DUQ": 1.0, "DUQ without penalty": 0.0}.items():
         with built(seed):
             body = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 20))
         options: dict[str, Any] = {"embedding": 10, "length_scale": 0.3, "momentum": 0.99, "count": 20, "spread": 1.0}
-        rival = DUQ(body, 20, 2, penalty=penalty, seed=seed, **options)
+        rival = DUQ(body, 20, 2, penalty=penalty, seed=seed, **options).to(device)
         train(rival, x, y, schedule)
         score = _detector(rival)
         found["results"][name] = {"accuracy": accuracy(rival, test, labels), **_judge(score, x, test)}
-        found["drawn"][name] = _rounded((-score(plane())).exp())
+        found["drawn"][name] = _rounded((-score(plane().to(device))).exp())
     return found
 
 
@@ -159,19 +163,19 @@ class _Small(Rival):
         yield "softmax entropy", SoftmaxEntropy(self, progress=False)
 
 
-def _sngp_moons(seed: int, quick: bool) -> Record:
-    x, y = moons(1000, seed)
-    test, labels = moons(1000, seed + 1000)
+def _sngp_moons(device: torch.device, seed: int, quick: bool) -> Record:
+    x, y = _drawn(device, 1000, seed)
+    test, labels = _drawn(device, 1000, seed + 1000)
     schedule = Schedule(3 if quick else 100, 128, 1e-4, 0.0)
     hidden = 16 if quick else 128
     body = ResidualPerceptron(2, hidden, depth=6, bound=0.9, seed=seed)
-    options: dict[str, Any] = {"length_scale": 1.0, "factor": math.pi / 8, "normalise": False}
-    rival = SNGP(body, hidden, 2, features=64 if quick else 1024, seed=seed, **options)
-    plain = _Small(seed, hidden)
+    options: dict[str, Any] = {"length_scale": 1.0, "factor": math.pi / 8, "scaled": True}
+    rival = SNGP(body, hidden, 2, features=64 if quick else 1024, seed=seed, **options).to(device)
+    plain = _Small(seed, hidden).to(device)
 
     @torch.no_grad()
     def variance(points: Tensor) -> Tensor:
-        return rival.variance(rival.features(points))
+        return rival.variance(rival.features(points)).cpu()
 
     found: Record = {"results": {}, "drawn": {}}
     for each in (rival, plain):
@@ -180,16 +184,16 @@ def _sngp_moons(seed: int, quick: bool) -> Record:
     for name, score in scores.items():
         network = plain if name == "softmax entropy" else rival
         found["results"][name] = {"accuracy": accuracy(network, test, labels), **_judge(score, x, test)}
-        found["drawn"][name] = _rounded(score(plane()))
+        found["drawn"][name] = _rounded(score(plane().to(device)))
     return found
 
 
 def blend(images: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Means of two images of different classes, each with the label of one of them at random."""
     random = torch.Generator("cpu").manual_seed(seed)
-    other = torch.randperm(len(images), generator=random, device="cpu")
+    other = torch.randperm(len(images), generator=random, device="cpu").to(images.device)
     rows = (labels != labels[other]).nonzero()[:, 0]
-    first = torch.rand(len(rows), generator=random, device="cpu") < 0.5
+    first = (torch.rand(len(rows), generator=random, device="cpu") < 0.5).to(images.device)
     other = other[rows]
     return (images[rows] + images[other]) / 2, torch.where(first, labels[rows], labels[other])
 
@@ -206,7 +210,7 @@ def _ambiguous(data: Grey, seed: int, quick: bool) -> Record:
     found: Record = {"results": {}, "drawn": {}}
     small = {"hidden": 12} if quick else {}
     for name, rival in {"DDU": DDU(seed=seed, **small), "plain perceptron": Plain(seed=seed, **small)}.items():
-        train(rival, known.x, known.y, Schedule(1 if quick else 20))
+        train(rival.to(images.device), known.x, known.y, Schedule(1 if quick else 20))
         layer = "body" if isinstance(rival, DDU) else "network.12"
         options: dict[str, Any] = {"condition": "label", "task": "classification", "progress": False}
         density = one_gaussian_per_class(rival, layer, shrinkage=None, **options).fit(known.batches())
@@ -225,20 +229,21 @@ def _ambiguous(data: Grey, seed: int, quick: bool) -> Record:
     return found
 
 
-def _bottleneck(data: Grey, seed: int, quick: bool) -> Record:
-    rival = Bottleneck(hidden=16 if quick else 1024, depth=2, seed=seed)
+def _bottleneck(data: Grey, effort: Effort, seed: int, quick: bool) -> Record:
     images, labels = data.train["MNIST"]
-    train(rival, images[:IMAGES], labels[:IMAGES], Schedule(1 if quick else 8, 100, 1e-3, 0.0, milestones=(4, 6)))
+    rival = Bottleneck(hidden=16 if quick else 1024, depth=2, seed=seed).to(images.device)
+    schedule = replace(effort.vib, epochs=1) if quick else effort.vib
+    train(rival, images[: effort.images], labels[: effort.images], schedule)
     return {"results": {"VIB": {"accuracy": accuracy(rival, *data.test["MNIST"])}}}
 
 
-def _cnn(data: Grey, seed: int, quick: bool) -> Record:
+def _cnn(data: Grey, effort: Effort, seed: int, quick: bool) -> Record:
     """FashionMNIST and MNIST."""
-    body = SmallCNN((2, 4, 4), 16, seed=seed) if quick else SmallCNN(CHANNELS, seed=seed)
-    rival = DUQ(body, 16 if quick else 256, seed=seed)
-    schedule = Schedule(1, 64, 0.05, momentum=0.9) if quick else CNN
     images, labels = data.train["FashionMNIST"]
-    train(rival, images[:IMAGES], labels[:IMAGES], schedule)
+    body = SmallCNN((2, 4, 4), 16, seed=seed) if quick else SmallCNN(effort.channels, seed=seed)
+    rival = DUQ(body, 16 if quick else 256, pixels=PIXELS["FashionMNIST"], seed=seed).to(images.device)
+    schedule = replace(effort.cnn, epochs=1, batch_size=64) if quick else effort.cnn
+    train(rival, images[: effort.images], labels[: effort.images], schedule)
     score = _detector(rival)
     inside, outside = (
         torch.cat([score(part) for part in data.test[name][0].split(BATCH)]) for name in ("FashionMNIST", "MNIST")

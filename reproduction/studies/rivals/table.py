@@ -34,7 +34,8 @@ def render(result: Mapping[str, Any]) -> str:
     parts = [_state(result), "**What the training buys, and what it costs.**", _difference(own), _spoilt(own)]
     for train in _sets(own):
         parts += [f"**Rows of table 1: AUROC, trained on {train}.**", _areas(own, train)]
-    parts += ["**Near the data, images changed step by step.**", _near(own), "**Costs.**", _costs(own)]
+    parts += ["**Near the data, images changed step by step.**", _near(own)]
+    parts += ["**Costs.**", _costs(own, settings.get("timed", "of the processor, with one thread"))]
     parts += ["**Published results.**", _published(rows, settings)]
     return "\n\n".join(part for part in parts if part)
 
@@ -58,15 +59,23 @@ def _state(result: Mapping[str, Any]) -> str:
         f"{len(there)} networks, {how['epochs']} epochs each in batches of {how['batch_size']}, by Adam with rate "
         f"{how['learning_rate']:g} and weight decay {how['weight_decay']:g} but for DUQ, trained on "
         f"{settings['trained on']}. Detectors judge {settings['judged']}. "
-        f"Missing: {', '.join(missing) or 'nothing'}.{_commits(settings)}\n\n" + "\n".join(words)
+        f"Missing: {', '.join(missing) or 'nothing'}.{_commits(settings)}{_machines(result)}\n\n" + "\n".join(words)
     )
+
+
+def _machines(result: Mapping[str, Any]) -> str:
+    """What was measured on other machines than the one that the result was written on."""
+    settings = result["settings"]
+    others = dict.fromkeys(each["hardware"] for each in [*settings["records"], *settings["sanity"]])
+    others.pop(result["hardware"], None)
+    return f" Measured on: {'; '.join(others)}." if others else ""
 
 
 def _commits(settings: Mapping[str, Any]) -> str:
     """Which rivals were measured at which commit, where these differ."""
     at: dict[str, dict[str, None]] = {}
     for each in settings["records"]:
-        at.setdefault(each["commit"][:10], {})[each["rival"]] = None
+        at.setdefault(each["commit"][:10] if each["commit"] else "no commit", {})[each["rival"]] = None
     told = "; ".join(f"{', '.join(names)} at {commit}" for commit, names in at.items())
     return f" Measured apart: {told}." if len(at) > 1 else ""
 
@@ -148,7 +157,7 @@ def _near(rows: Sequence[Row]) -> str:
     )
 
 
-def _costs(rows: Sequence[Row]) -> str:
+def _costs(rows: Sequence[Row], timed: str) -> str:
     lines = []
     for method in _methods(rows):
         networks = [(train, _network(rows, train, method)) for train in _sets(rows)]
@@ -157,8 +166,7 @@ def _costs(rows: Sequence[Row]) -> str:
         lines.append([method, *cells, _mean(rows, own, "fit seconds", 1), _mean(rows, own, "passes", 1)])
     return (
         table(["method", "accuracy", "training (s)", "fit (s)", "scoring (passes of its network)"], lines)
-        + "\n\nMeans over both sets. Seconds are of the processor, with one thread. A pass is the network's own time "
-        "for the same images."
+        + f"\n\nMeans over both sets. Seconds are {timed}. A pass is the network's own time for the same images."
     )
 
 

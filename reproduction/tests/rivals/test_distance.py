@@ -35,6 +35,12 @@ def test_equal_embeddings_and_a_single_class_have_finite_gradients() -> None:
     assert z.grad is not None and bool(z.grad.isfinite().all())
 
 
+def test_without_pairs_of_a_kind_the_other_counts() -> None:
+    z = torch.tensor([[0.0], [3.0], [20.0]])
+    assert distance_loss(z, torch.arange(3)).item() == pytest.approx(0.8 * (22 + 5 + 8) / 3, rel=1e-6)
+    assert distance_loss(z, torch.zeros(3)).item() == pytest.approx(0.2 * (3 + 20 + 17) / 3, rel=1e-6)
+
+
 def test_the_score_is_the_share_of_other_classes() -> None:
     rival = Distance(4, 8, 3).eval()
     (name, detector), _ = rival.detectors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,20 @@ def test_the_penalty_is_of_the_gradient_of_each_input(rival: DUQ) -> None:
     torch.testing.assert_close(rival.loss(x, y), whole)
     rival.loss(x, y).backward()  # twice differentiable
     assert rival.weight.grad is not None and rival.weight.grad.norm().item() > 0
+
+
+def test_inputs_are_standardised_before_the_penalty() -> None:
+    body = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+    options: dict[str, Any] = {"embedding": 5, "length_scale": 0.8, "penalty": 0.3, "spread": 0.3}
+    raw, plain = DUQ(body, 6, 3, pixels=(0.4, 0.2), **options), DUQ(body, 6, 3, **options)
+    standard = (x - 0.4) / 0.2
+    torch.testing.assert_close(raw(x), plain(standard))
+    # With respect to x itself, the gradient would be five times as long.
+    torch.testing.assert_close(raw.loss(x, y), plain.loss(standard, y))
+    for rival, inputs in ((raw, x), (plain, standard)):
+        with torch.no_grad():
+            rival.after_step(inputs, y)
+    torch.testing.assert_close(raw.centroids, plain.centroids)
 
 
 def test_centroids_follow_their_class(rival: DUQ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,7 +17,7 @@ y = torch.arange(30) % 2
 
 def finished(features: int = 40, **options: float) -> SNGP:
     """With a covariance of the inputs above."""
-    rival = SNGP(nn.Identity(), 3, 2, features=features, length_scale=1.5, normalise=False, **options).eval()  # type: ignore[arg-type]
+    rival = SNGP(nn.Identity(), 3, 2, features=features, length_scale=1.5, **options).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         rival.finish([(x[:20], y[:20]), (x[20:], y[20:])])
     return rival
@@ -25,20 +26,26 @@ def finished(features: int = 40, **options: float) -> SNGP:
 def test_features_give_the_gaussian_kernel() -> None:
     products = []
     for seed in range(0, 100, 2):
-        rival = SNGP(nn.Identity(), 3, 2, features=1000, length_scale=1.5, normalise=False, seed=seed)
+        rival = SNGP(nn.Identity(), 3, 2, features=1000, length_scale=1.5, scaled=True, seed=seed)
         products.append(rival.features(x) @ rival.features(x).T)
     expected = (-0.5 * torch.cdist(x, x).square() / 1.5**2).exp()
     torch.testing.assert_close(torch.stack(products).mean(0), expected, rtol=0, atol=0.02)
 
 
-def test_the_variance_is_that_of_the_gaussian_process() -> None:
-    rival = finished()
+def test_features_are_cosines_of_random_projections() -> None:
+    rival, wide = SNGP(nn.Identity(), 90, 2, features=300, length_scale=4.0), x.repeat(1, 30)
+    torch.testing.assert_close(rival.features(wide), (wide @ rival.frequencies.T + rival.phases).cos())
+    assert rival.frequencies.std().item() == pytest.approx(1 / 4, rel=0.03)
+    assert rival.phases.min().item() >= 0 and rival.phases.max().item() == pytest.approx(2 * math.pi, rel=0.02)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_variance_is_that_of_the_gaussian_process(scaled: bool) -> None:
+    rival = finished(scaled=scaled)
     with torch.no_grad():
         phi, new = rival.features(x).double(), rival.features(x + 1).double()
-        p = rival.output(rival.features(x)).double().softmax(1).amax(1)
-        weights = (p * (1 - p)).diag()
-        # k** - k*ᵀ (K + W⁻¹)⁻¹ k*, with kernels only
-        gain = torch.linalg.inv(phi @ phi.T + torch.linalg.inv(weights))
+        # k** - k*ᵀ (K + I)⁻¹ k*, with kernels only
+        gain = torch.linalg.inv(phi @ phi.T + torch.eye(len(x)).double())
         cross = new @ phi.T
         expected = (new * new).sum(1) - ((cross @ gain) * cross).sum(1)
         torch.testing.assert_close(rival.variance(new.float()).double(), expected, rtol=1e-4, atol=1e-5)

@@ -19,9 +19,8 @@ BUILD: dict[str, Callable[[int], Rival]] = {
     "DUQ": lambda seed: DUQ(
         perceptron(6, 16, seed=seed), 16, 4, embedding=8, length_scale=0.5, momentum=0.9, spread=0.3, seed=seed
     ),
-    "SNGP": lambda seed: SNGP(
-        torch.nn.Linear(6, 16, bias=False), 16, 4, features=128, length_scale=2.0, normalise=False, seed=seed
-    ),
+    "VIB, learnt marginal": lambda seed: Bottleneck(6, 16, 4, code=3, components=20, seed=seed),
+    "SNGP": lambda seed: SNGP(torch.nn.Linear(6, 16, bias=False), 16, 4, features=128, length_scale=2.0, seed=seed),
     "DDU": lambda seed: DDU(6, 16, 4, seed=seed),
     "distance": lambda seed: Distance(6, 16, 4, seed=seed),
 }
@@ -60,3 +59,16 @@ def test_the_score_of_ddu_is_the_density_of_labelled_classes() -> None:
 def test_divergence_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="diverged"):
         train(DDU(6, 3, 4), x * torch.nan, y, Schedule(1, 40))
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_a_step_happens_where_the_inputs_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tensors without numbers stand for those of a GPU: an operation that also gets one of the CPU fails.
+    monkeypatch.setattr(Rival, "noise", lambda self, like: torch.empty_like(like))
+    rival, inputs, labels = BUILD[name](0).to("meta"), x.to("meta"), y.to("meta")
+    rival.loss(inputs, labels).backward()
+    with torch.no_grad():
+        rival.after_step(inputs, labels)
+        rival.eval().finish([(inputs, labels)])
+        assert rival(inputs).device.type == "meta"
+    assert {tensor.device.type for tensor in rival.state_dict().values()} == {"meta"}

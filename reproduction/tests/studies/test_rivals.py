@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from reproduction.__main__ import app
 from reproduction.render import render
+from reproduction.results import Study
 from reproduction.studies.rivals import sanity, study
 from reproduction.studies.rivals.records import Records
 from reproduction.studies.rivals.rows import build_sanity
@@ -38,16 +42,46 @@ def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.
     )
 
     written = tmp_path / "rivals.json"
-    other = study.run(quick=True, sets=["MNIST"], only=["DDU"], earlier=written, folder=tmp_path / "other")
-    assert [each["rival"] for each in other.settings["records"]] == NAMES and set(other.pictures) == {""}
+    other = study.run(quick=True, sets=["MNIST"], only=["DDU"], earlier=[written], folder=tmp_path / "other")
+    assert [each["rival"] for each in other.settings["records"]] == NAMES
+    assert set(other.pictures) == {"", "moons", "ambiguous"}
     assert other.settings["sanity"] == found.settings["sanity"] and other.curves.keys() == found.curves.keys()
     exact = [row for row in found.rows if "seconds" not in row["metric"] and row["metric"] != "passes"]
     assert all(row in other.rows for row in exact)  # of what is measured again too, as it is the same
 
+    monkeypatch.setattr(study, "commit", lambda: None)  # as where a tree was copied without its history
+    second = study.run(quick=True, seeds=[1], sets=["MNIST"], only=["DDU"]).write(tmp_path / "second", "make it")
     monkeypatch.setattr(study, "train", None)  # nothing is trained or measured again
     monkeypatch.setattr(study, "measure", None)
     again = study.run(quick=True, sets=["MNIST"], only=[*NAMES, "check DUQ two moons"], folder=work)
     assert again.rows[: len(rows)] == found.rows[: len(rows)]
+
+    both = study.run(quick=True, only=[], earlier=[written, second])
+    networks = [(each["seed"], each["rival"]) for each in both.settings["records"]]
+    assert networks == [*((0, name) for name in NAMES), (1, "DDU")] and both.seeds == [0, 1]
+    assert set(both.pictures) == set(found.pictures) and both.settings["sanity"] == found.settings["sanity"]
+    (row,) = [row for row in both.rows if (row["method"], row["metric"]) == ("DDU", "mean auroc")]
+    values = [json.loads(path.read_text(encoding="utf-8"))["rows"] for path in (written, second)]
+    means = [r["mean"] for rows in values for r in rows if (r["method"], r["metric"]) == ("DDU", "mean auroc")]
+    assert row["n"] == 2 and row["mean"] == pytest.approx(sum(means) / 2, abs=1e-4)
+    assert "DDU at no commit" in render(
+        json.loads(both.write(tmp_path / "both", "make it").read_text(encoding="utf-8"))
+    )
+
+
+def test_the_command_line_puts_results_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(study, "run", lambda **options: asked.append(options) or Study("rivals", [], [0], {}, 1.0))
+    (tmp_path / "other.json").touch()
+    out, other = ["rivals", "--out", str(tmp_path)], ["--earlier", str(tmp_path / "other.json")]
+    for more in ([], ["--only", "DDU", "--only", "check VIB"], ["--only", "", *other]):
+        assert CliRunner().invoke(app, [*out, *more]).exit_code == 0
+    own = tmp_path / "rivals.json"
+    assert asked == [
+        {"earlier": [], "quick": False},
+        {"only": ["DDU", "check VIB"], "earlier": [own], "quick": False},
+        {"only": [], "earlier": [own, tmp_path / "other.json"], "quick": False},
+    ]
 
 
 def test_unknown_rivals_are_refused(grey_data: Path) -> None:
@@ -82,3 +116,15 @@ def test_moons_and_blends() -> None:
     mixed, either = sanity.blend(images, labels, seed=0)
     assert 0 < len(mixed) < 50 and {0, 1} == set(either.tolist())
     assert bool(((2 * mixed) % 2 == 1).all())  # an odd and an even number each
+
+
+def test_results_of_a_processor_and_of_a_gpu_are_not_put_together(tmp_path: Path) -> None:
+    whole = {"settings": {"records": [], "sanity": [], "checks": {"VIB": "long"}}, "curves": {}, "data": {}}
+    for seed, effort in enumerate(("CPU", "GPU")):
+        check = {"check": "VIB", "seed": seed, "effort": effort, "results": {"VIB": {"accuracy": 0.9}}, "seconds": 1.0}
+        content = {**whole, "settings": {**whole["settings"], "sanity": [check]}}
+        (tmp_path / effort).write_text(json.dumps(content), encoding="utf-8")
+    found = study.run(only=[], earlier=[tmp_path / "GPU"])
+    assert found.settings["trained on"].startswith("80 % of 60,000") and found.settings["checks"]["VIB"] == "long"
+    with pytest.raises(ValueError, match="cannot be put together"):
+        study.run(only=[], earlier=[tmp_path / "CPU", tmp_path / "GPU"])
