@@ -169,16 +169,14 @@ def _fastest_products() -> Iterator[None]:
 class _Learner:
     """One network that learns, on a stream of its own where there is a GPU.
 
-    There, a step is one recorded graph, as its kernels take less time than it takes to ask for them, and the network
-    is compiled: what lies between its products is most of the time.
+    There, a step is one recorded graph, as its kernels take less time than it takes to ask for them.
     """
 
     def __init__(self, network: nn.Module, recipe: ClassifierRecipe, seed: int, device: torch.device) -> None:
         network.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as crops come
-        self.recipe, self.device = recipe, device
+        self.network, self.recipe, self.device = network, recipe, device
         self.random = torch.Generator(device).manual_seed(seed)
         self.gpu = device.type == "cuda"
-        self.network = torch.compile(network) if self.gpu else network
         self.rate = torch.zeros((), device=device)
         options: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
         if self.gpu:
