@@ -48,7 +48,7 @@ class Detector(Decisions):
         terms: what is read, and by which methods it is scored.
         combine: how the terms' epistemic scores become one: `"last"` takes the last term's; `"mean"` averages them,
             each standardised by its mean and deviation on training data; a mapping from names to weights takes the
-            weighted sum of the scores as they are; `"fisher"` adds up how rare each is (see `Combination`). What is
+            weighted sum of the scores as they are; `"fisher"` combines how rare each is (see `Combination`). What is
             not combined, such as the aleatoric score, is that of the last term that counts.
         condition: fit given the network's predictions, as in the paper, or given the labels.
         task: what the network predicts, `"classification"`, `"regression"`, or a task that says more; None infers it

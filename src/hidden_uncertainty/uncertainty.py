@@ -83,7 +83,7 @@ class LayerScores(_Scores):
         residual: What the reduction to fewer dimensions left out.
         log_aleatoric, p_value, expected_error, probabilities: As in `Uncertainty`, by this layer alone.
         threshold: The epistemic uncertainty above which this layer calls an input surprising.
-        part: What the layer adds to the combined score, where it is a sum.
+        part: How much of the combined score is due to the layer, where that is told.
 
     Example:
         >>> LayerScores(epistemic=torch.tensor([1.0, 3.0]), threshold=2.0).surprising
@@ -261,7 +261,7 @@ class Uncertainty(_Scores):
         return replace(first, layers=layers, **_cat(results))
 
     def why(self) -> list[str]:
-        """For each input, the layer that adds most to its epistemic score; `"outputs"` for the network's own.
+        """For each input, the layer that most of its epistemic score is due to; `"outputs"` for the network's own.
 
         Example:
             >>> layers = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
+from torch import Tensor
 
 from hidden_uncertainty.scoring.combination import LOWEST, PIECES, Combination, Standard, Tail, agreement
 
@@ -24,8 +26,8 @@ def test_within_the_known_scores_it_is_the_share_above() -> None:
     known, new = drawn(), drawn(500, seed=1)
     share = (known >= new[:, None]).double().mean(1)
     inside = share > 0.06
-    found = Tail.fit(known, 1.0)(new)
-    torch.testing.assert_close(found[inside].double(), -share[inside].log(), rtol=0.02, atol=LOWEST / PIECES / 2)
+    found = Tail.fit(known, 1.0).rarity(new)
+    torch.testing.assert_close(found[inside], -share[inside].log(), rtol=0.02, atol=LOWEST / PIECES / 2)
 
 
 def test_beyond_them_the_tail_is_exponential() -> None:
@@ -33,18 +35,7 @@ def test_beyond_them_the_tail_is_exponential() -> None:
         100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).log()  # is exponential
     far = torch.tensor([5.0, 20.0, 300.0], dtype=torch.float64)
-    tail = Tail.fit(known, 0.5)
-    torch.testing.assert_close(tail.rarity(far), far, rtol=0.03, atol=0.0)
-    beyond = far - math.log(20)
-    torch.testing.assert_close(tail(far), 0.5 * far + 0.5 * beyond**2, rtol=0.06, atol=0.0)
-
-
-def test_up_to_the_highest_5_percent_the_weight_decides() -> None:
-    known = drawn()
-    usual = known[known <= known.quantile(0.949)]
-    tail = Tail.fit(known, 0.3)
-    torch.testing.assert_close(tail(usual), (0.3 * tail.rarity(usual)).to(usual))
-    assert (Tail.fit(known, 0.0)(usual) == 0).all() and (Tail.fit(known, 0.0)(known.max() + 1) > 0).all()
+    torch.testing.assert_close(Tail.fit(known, 0.5).rarity(far), far, rtol=0.03, atol=0.0)
 
 
 @given(
@@ -54,41 +45,76 @@ def test_up_to_the_highest_5_percent_the_weight_decides() -> None:
 def test_higher_scores_are_never_less_rare(known: list[float], new: list[float]) -> None:
     tail = Tail.fit(torch.tensor(known), 0.7)
     tail.check()
-    found = tail(torch.tensor(sorted(new)))
+    found = tail.rarity(torch.tensor(sorted(new)))
     assert found.isfinite().all() and (found >= 0).all() and (found.diff() >= -1e-5 * found[1:].abs()).all()
 
 
 def test_scores_that_are_all_the_same() -> None:
     tail = Tail.fit(torch.full((50,), 3.0), 1.0)
-    assert tail(torch.tensor([2.0, 3.0, 4.0, math.inf])).tolist() == [0.0, 0.0, 0.0, 0.0]
+    assert tail.rarity(torch.tensor([2.0, 3.0, 4.0, math.inf])).tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
 def test_beyond_a_highest_score_that_many_share_inputs_are_still_ranked() -> None:
     tail = Tail.fit(torch.arange(100.0).clamp(max=80), 1.0)  # a fifth has the highest one
-    found = tail(torch.tensor([40.0, 80.0, 80.0 + 1e-5, 100.0, 500.0]))
+    found = tail.rarity(torch.tensor([40.0, 80.0, 80.0 + 1e-5, 100.0, 500.0]))
     assert (found.diff() > 0).all() and found[2] - found[1] < 1e-5
 
 
 def test_the_unit_of_scores_does_not_matter() -> None:
     known, new = drawn(), drawn(50, seed=1)
-    expected = Tail.fit(known, 1.0)(new)
+    expected = Tail.fit(known, 1.0).rarity(new)
     for scale in (1e-20, 1e20):
-        torch.testing.assert_close(Tail.fit(scale * known, 1.0)(scale * new), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(Tail.fit(scale * known, 1.0).rarity(scale * new), expected, rtol=1e-4, atol=1e-5)
+
+
+WEIGHTS = {"conv": 0.25, "fc": 0.9, "outputs": 1.0}
+
+
+def taught() -> tuple[dict[str, Tensor], Combination]:
+    scores = {name: drawn(seed=seed) for seed, name in enumerate(NAMES)}
+    return scores, Combination("fisher", NAMES).learn(scores, WEIGHTS, unseen=True)
+
+
+def test_a_score_is_high_where_one_of_two_questions_is_answered_by_yes() -> None:
+    known, learnt = taught()
+    assert learnt.learns and learnt.tails and learnt.unseen and learnt.leading == "outputs"
+    rare = {name: Tail.fit(some, WEIGHTS[name]).rarity(some).numpy() for name, some in known.items()}
+    near, far = (sum(w * t for w, t in zip(of, rare.values(), strict=True)) for of in (WEIGHTS.values(), [1.0] * 3))
+    assert (far > learnt.far).mean() == pytest.approx(0.1, abs=0.01)  # of in-distribution data
+    expected = np.log(np.exp(near) + np.exp(2 * (far - np.quantile(far, 0.9))))
+    np.testing.assert_allclose(learnt(known).numpy(), expected, rtol=1e-5)
+    usual = {name: some.median()[None] for name, some in known.items()}
+    for name in NAMES:  # what is far for one term counts, whatever that knows of the classes
+        away = {**usual, name: known[name].max()[None] * 10}
+        assert learnt(away) > learnt(known).quantile(0.999) and learnt(away).isfinite().all()
 
 
 def test_parts_add_up_and_come_back_from_files() -> None:
-    scores = {name: drawn(seed=seed) for seed, name in enumerate(NAMES)}
-    weights = {"conv": 0.25, "fc": 0.9, "outputs": 1.0}
-    learnt = Combination("fisher", NAMES).learn(scores, weights, unseen=True)
-    assert learnt.learns and learnt.tails and learnt.leading == "outputs"
+    scores, learnt = taught()
     parts = learnt.parts(scores)
-    torch.testing.assert_close(learnt(scores), sum(parts.values()))
-    for name, some in parts.items():
-        torch.testing.assert_close(some, Tail.fit(scores[name], weights[name])(scores[name]))
+    torch.testing.assert_close(learnt(scores), torch.stack([*parts.values()]).sum(0))
+    assert all((part >= 0).all() for part in parts.values())
+    usual = {name: some.median()[None] for name, some in scores.items()}
+    for name in NAMES:
+        due = learnt.parts({**usual, name: scores[name].max()[None]})
+        assert max(due, key=lambda each: float(due[each])) == name
     again = Combination.from_config(json.loads(json.dumps(learnt.config())), NAMES)
+    again.check()
     assert again.unseen and torch.equal(again(scores), learnt(scores))
     alone = Combination("fisher", ["fc"])
     assert alone.single and not alone.tails and alone(scores) is scores["fc"]
+    with pytest.raises(ValueError, match="not a number"):
+        Combination("fisher", NAMES, learnt.learnt, far=math.nan).check()
+
+
+@given(st.lists(st.floats(0, 2.0**127, width=32), min_size=3, max_size=3), st.integers(0, 2), st.floats(1, 1e6))
+def test_a_higher_score_of_one_term_never_lowers_that_of_all(values: list[float], place: int, factor: float) -> None:
+    _, learnt = taught()
+    scores = {name: torch.tensor([value, value]) for name, value in zip(NAMES, values, strict=True)}
+    scores[NAMES[place]] = torch.tensor([values[place], values[place] * factor])
+    low, high = learnt(scores).tolist()
+    assert 0 <= low <= high < math.inf
+    assert all(part.isfinite().all() for part in learnt.parts(scores).values())
 
 
 @pytest.mark.parametrize("classes", [2, 3, 50])

@@ -64,7 +64,7 @@ def measure(case: Case, seed: int, *, choosing: bool) -> dict[str, Any]:
         fitted, features = fit(case.network, case.train, (unseen, unseen_labels), case.measured, case.batch)
         read_unseen, read_known = fitted.read(unseen), fitted.read(known)
         if choosing:
-            vary = variants.fit(fitted, features, read_unseen)
+            vary = variants.fit(fitted, features, read_unseen, *fitted.score(unseen, read_unseen))
     inside, u = fitted.score(known, read_known)
     varied = vary(read_known, inside, u) if choosing else {}
     areas: dict[str, dict[str, float]] = {}

@@ -16,6 +16,8 @@ from ..notes import deprecated
 Combine = Literal["last", "mean", "fisher"] | Mapping[str, float]
 LOWEST = math.log(20)  # -log p from which on the tail is extrapolated: beyond that there are few scores
 PIECES = 24  # of -log p below
+FAMILIAR = 0.9  # share of in-distribution data that are not far for all terms together
+STEEP = 2.0  # how much what is beyond counts: more finds far inputs better, and near ones worse
 STEEPEST = 1e100  # slope of a tail, which is computed in float64
 LARGEST = float(torch.finfo(torch.float32).max)  # score that can be compared with
 
@@ -37,14 +39,10 @@ class Standard(NamedTuple):
 
 
 class Tail(NamedTuple):
-    r"""How rare a term's score is among in-distribution data, and how much its word counts.
+    r"""How rare a term's score is among in-distribution data, :math:`t = -\log P(s_i \geq s)`, and its weight.
 
-    .. math:: w \cdot t + \tfrac12 \max(0, t - \log 20)^2, \qquad t = -\log P(s_i \geq s)
-
-    with t in straight pieces between `knots`; beyond the last, where 5 % of the scores lie, the tail is exponential,
-    with the mean excess of these. Without it all inputs that are farther than all known ones would be alike. There,
-    what scores exceed it by counts whatever the weight is, and the more the farther: what is far from everything for
-    one term is unfamiliar, also where others know nothing of it.
+    t has straight pieces between `knots`; beyond the last, where 5 % of the scores lie, the tail is exponential, with
+    the mean excess of these. Without it all inputs that are farther than all known ones would be alike.
     """
 
     knots: list[float]  # scores, ascending
@@ -75,18 +73,12 @@ class Tail(NamedTuple):
         slope = min(1 / float(excess.mean()), STEEPEST) if width else 0.0
         return cls(knots[apart].tolist(), heights[apart].tolist(), slope, weight)
 
-    def __call__(self, scores: Tensor) -> Tensor:
-        """What the term adds for scores, in their shape."""
-        rare = self.rarity(scores)
-        found = self.weight * rare + (rare - LOWEST).clamp(min=0).square() / 2
-        return found.clamp(max=torch.finfo(scores.dtype).max).to(scores.dtype)
-
     def rarity(self, scores: Tensor) -> Tensor:
         """-log p of scores, of their shape, in float64."""
         told = ([*self.knots], [*self.heights], [self.slope])
         knots, heights, last = (torch.tensor(part, dtype=torch.float64, device=scores.device) for part in told)
         slopes = torch.cat([(heights.diff() / knots.diff()).clamp(max=STEEPEST), last])
-        x = scores.double().clamp(self.knots[0], torch.finfo(torch.float64).max)
+        x = scores.double().clamp(self.knots[0], LARGEST)
         piece = (x[..., None] >= knots).sum(-1) - 1
         return heights[piece] + slopes[piece] * (x - knots[piece])
 
@@ -107,16 +99,18 @@ def expect_numbers(values: Sequence[Any], what: str = "what is known of scores")
 class Combination:
     r"""One epistemic score from those of all terms.
 
-    .. math:: s = \sum_l \kappa_l^4 t_l + \tfrac12 \max(0, t_l - \log 20)^2, \qquad t_l = -\log p_l
+    .. math:: s = \log\left(e^N + e^{2 (F - b)}\right), \qquad N = \sum_l \kappa_l^4 t_l, \quad F = \sum_l t_l
 
-    for `"fisher"`, with p_l the share of in-distribution scores of term l that are at least as high, and κ_l how far
-    the class, or set of labels, that the term itself would tell agrees with the network's (Cohen's kappa): what knows
-    the classes counts near the data, and what does not know them counts far from them, beyond the highest 5 %. The
-    outputs have κ = 1.
+    for `"fisher"`, with :math:`t_l = -\log p_l` and p_l the share of in-distribution scores of term l that are at least
+    as high. Two questions are asked, and the score is high where either is answered by yes. N: is the input unfamiliar
+    to what knows the classes? κ_l is how far the class, or set of labels, that the term itself would tell agrees with
+    the network's (Cohen's kappa); the outputs have κ = 1. F: is it unlike the data for all terms together, whatever
+    they know? That counts beyond b, which the highest tenth of in-distribution data exceed, and then twice.
 
     Args:
         as for `Detector`, or as above.
         learnt: of each term's scores, for `"mean"` and `"fisher"`.
+        far: b, for `"fisher"`.
 
     Example:
         >>> combination = Combination({"conv": 1.0, "fc": 2.0}, ["conv", "fc"])
@@ -130,10 +124,11 @@ class Combination:
         names: Sequence[str],
         learnt: Mapping[str, Standard | Tail] | None = None,
         *,
+        far: float = 0.0,
         unseen: bool = False,
     ) -> None:
         self.combine: Combine = dict(combine) if isinstance(combine, Mapping) else combine
-        self.names, self.learnt, self.unseen = list(names), dict(learnt or {}), unseen
+        self.names, self.learnt, self.far, self.unseen = list(names), dict(learnt or {}), far, unseen
         weights = self.combine if isinstance(self.combine, dict) else None
         # The term that tells what is not combined, such as the aleatoric score: the last that counts.
         self.leading = [name for name in self.names if weights is None or name in weights][-1]
@@ -146,14 +141,40 @@ class Combination:
         """One score per input."""
         if self.single:
             return scores[self.leading]
+        if self.tails:
+            near, away, _ = self._told(scores)
+            found = torch.stack([near, away]).logsumexp(0)
+            some = next(iter(scores.values()))
+            return found.clamp(max=torch.finfo(some.dtype).max).to(some.dtype)
         parts = torch.stack([*self.parts(scores).values()])
         return parts.mean(0) if self.combine == "mean" else parts.sum(0)
 
     def parts(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What each term adds to the score, or to the mean."""
+        """What each term adds to the score, or to the mean.
+
+        For `"fisher"`, how much of the score is due to it: in proportion to what N and 2 F have of it, each as far as
+        it decides the score.
+        """
         if isinstance(self.combine, Mapping):
             return {name: weight * scores[name] for name, weight in self.combine.items()}
-        return {name: learnt(scores[name]) for name, learnt in self.learnt.items()}
+        if not self.tails:
+            return {name: learnt(scores[name]) for name, learnt in self.learnt.items() if isinstance(learnt, Standard)}
+        near, away, rare = self._told(scores)
+        by_away, whole = (away - near).sigmoid(), self(scores)
+        due = {name: ((1 - by_away) * self._tail(name).weight + STEEP * by_away) * t for name, t in rare.items()}
+        total = torch.stack([*due.values()]).sum(0).clamp(min=torch.finfo(torch.float64).tiny)
+        return {name: (some / total).to(whole) * whole for name, some in due.items()}
+
+    def _told(self, scores: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """N, 2 (F - b) and every term's t, in float64."""
+        rare = {name: self._tail(name).rarity(scores[name]) for name in self.learnt}
+        near = torch.stack([self._tail(name).weight * t for name, t in rare.items()]).sum(0)
+        return near, STEEP * (torch.stack([*rare.values()]).sum(0) - self.far), rare
+
+    def _tail(self, name: str) -> Tail:
+        tail = self.learnt[name]
+        assert isinstance(tail, Tail)
+        return tail
 
     def learn(
         self, scores: Mapping[str, Tensor], weights: Mapping[str, float] | None = None, *, unseen: bool = False
@@ -163,12 +184,22 @@ class Combination:
         for name, some in scores.items():
             mean, deviation = float(some.mean()), float(some.std()) or 1.0
             learnt[name] = Tail.fit(some, (weights or {}).get(name, 1.0)) if self.tails else Standard(mean, deviation)
-        return Combination(self.combine, self.names, learnt, unseen=unseen)
+        found = Combination(self.combine, self.names, learnt, unseen=unseen)
+        if found.tails:
+            _, away, _ = found._told(scores)
+            found.far = float((away / STEEP).quantile(FAMILIAR))
+        return found
 
     def config(self) -> dict[str, Any]:
         """Everything, as JSON."""
         learnt = {name: [*values] for name, values in self.learnt.items()}
-        return {"combine": self.combine, "standard": learnt, "unseen": self.unseen}
+        return {"combine": self.combine, "standard": learnt, "far": self.far, "unseen": self.unseen}
+
+    def check(self) -> None:
+        """Raise a ValueError where this cannot be learnt."""
+        expect_numbers([self.far])
+        for learnt in self.learnt.values():
+            learnt.check()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], names: Sequence[str]) -> Combination:
@@ -176,7 +207,8 @@ class Combination:
         combine, learnt = config["combine"], config["standard"]
         kind: Any = Tail if combine == "fisher" else Standard
         made = {name: kind(*parts) for name, parts in learnt.items()}
-        return cls(combine, names, made, unseen=config.get("unseen", False))
+        far = config["far"] if kind is Tail and made else 0.0
+        return cls(combine, names, made, far=far, unseen=config.get("unseen", False))
 
 
 def agreement(guess: Tensor, prediction: Tensor) -> float:

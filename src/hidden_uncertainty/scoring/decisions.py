@@ -14,7 +14,7 @@ from ..io import expect
 from ..stored import Stored
 from ..uncertainty import LayerScores, Uncertainty
 from .calibration import check_share
-from .combination import Tail
+from .combination import LOWEST, Tail
 
 if TYPE_CHECKING:
     from .fitted import Fitted
@@ -145,8 +145,9 @@ def _loosest(known: Tensor, doubt: Tensor, mistakes: np.ndarray, error: float, c
 
 
 def _doubt(tails: list[Tail], scores: Tensor) -> Tensor:
-    """Of scores (n, 2) or (n, 1), one number each, not negative."""
-    return torch.stack([tail(part) for tail, part in zip(tails, scores.T, strict=True)]).sum(0)
+    """Of scores (n, 2) or (n, 1), one number each: what is beyond the highest 5 % of one counts squared."""
+    rare = torch.stack([tail.rarity(part) for tail, part in zip(tails, scores.T, strict=True)], 1)
+    return rare @ rare.new_tensor([tail.weight for tail in tails]) + (rare - LOWEST).clamp(min=0).square().sum(1) / 2
 
 
 class Decisions:

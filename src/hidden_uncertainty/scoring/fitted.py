@@ -284,8 +284,7 @@ def _restore_terms(header: Mapping[str, Any], head: Any) -> list[Term]:
     io.expect(combination.combine == header["combine"], "it combines terms in two ways")
     io.expect(not combination.learns or [*combination.learnt] == names, "it does not say how scores are combined")
     expect_numbers(numbers, "a seed or a threshold")
-    for learnt in combination.learnt.values():
-        learnt.check()
+    combination.check()
     with Unallocated(len(names)):
         terms = [Term.from_config(term) for term in header["terms"]]
     for term in terms:

@@ -30,7 +30,6 @@ from reproduction.studies.one_score import (
     study,
     variants,
 )
-from reproduction.studies.one_score.published import METHODS, beside
 from reproduction.studies.one_score.rows import build_rows
 
 NEAR_METHODS = ("default", "softmax", "paper's mixture, layer 1 of 2", "paper's mixture, layer 2 of 2")
@@ -129,19 +128,6 @@ def test_the_page_counts_alarms_and_names_sets_of_high_regret() -> None:
     assert "but for as many as chance puts outside | **no**: 0 of 2 shares |" in text
     assert "0 of 2 shares lie there" in text and "1 of 2 lie in the wider one" in text
     assert "Regret above" not in text and "the default is 1.0 points below softmax" in text
-
-
-def test_baselines_stand_beside_published_numbers() -> None:
-    about = {"train": "CIFAR100, ResNet-18", "metric": "auroc", "std": 0.01, "n": 3}
-    rows = [
-        {**about, "ood": ood, "method": method, "mean": 0.5}
-        for ood in ("CIFAR10", "SVHN", "MNIST")
-        for method in METHODS
-    ]
-    text = beside(rows)
-    assert "| softmax | 0.500 ± 0.010 | 0.785 | 0.500 ± 0.010 | 0.784 | 0.500 ± 0.010 | 0.761 |" in text
-    assert "| CIFAR100, ResNet-18 | CIFAR10 | published | SVHN | published | MNIST | published |" in text
-    assert beside([{**row, "train": "MNIST"} for row in rows]) == ""
 
 
 def test_families_are_asked_for_by_name() -> None:
@@ -384,14 +370,20 @@ def test_variants_start_from_the_default_itself(hasty: None) -> None:
     scores, u = fitted.score(test, read)
     torch.testing.assert_close(again.epistemic, u.layers[last].epistemic, rtol=1e-4, atol=1e-3)
     assert fitted.default.head is not None
-    tails, terms = fitted.default.head.combination.learnt, {name: part.epistemic for name, part in u.layers.items()}
-    torch.testing.assert_close(variants.combined(tails, terms).float(), u.epistemic)
-    found = variants.fit(fitted, features, fitted.read(unseen[0]))(read, scores, u)
-    parts = torch.stack([part.part for part in u.layers.values()])  # type: ignore[misc]
-    torch.testing.assert_close(found["highest term instead of the sum"].float(), parts.amax(0))
-    torch.testing.assert_close(found["without the outputs"].float(), parts[:-1].sum(0))
-    more = torch.stack([(1 - tails[name].weight) * tails[name].rarity(part) for name, part in terms.items()]).sum(0)
-    torch.testing.assert_close(found["equal weights"].float(), (parts.double().sum(0) + more).float())
+    combination = fitted.default.head.combination
+    tails, terms = combination.learnt, {name: part.epistemic for name, part in u.layers.items()}
+    torch.testing.assert_close(variants.combined(tails, terms, far=combination.far).float(), u.epistemic)
+    some = fitted.read(unseen[0])
+    found = variants.fit(fitted, features, some, *fitted.score(unseen[0], some))(read, scores, u)
+    rare = torch.stack([tails[name].rarity(part) for name, part in terms.items()])
+    weights = torch.tensor([tails[name].weight for name in terms])[:, None]
+    near, far = (weights * rare).sum(0), rare.sum(0)
+    torch.testing.assert_close(found["nothing more where all terms are far"], near)
+    torch.testing.assert_close(found["equal weights"], (far.exp() + (2 * (far - combination.far)).exp()).log())
+    own = fitted.score(unseen[0], some)[1].layers
+    known = torch.stack([tails[name].rarity(own[name].epistemic) for name in list(terms)[:-1]]).sum(0)
+    beyond = 2 * (rare[:-1].sum(0) - known.quantile(0.9))
+    torch.testing.assert_close(found["without the outputs"], ((weights * rare)[:-1].sum(0).exp() + beyond.exp()).log())
     assert all(len(each) == len(test) and bool(each.isfinite().all()) for each in found.values())
 
 
