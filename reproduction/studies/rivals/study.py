@@ -104,7 +104,10 @@ def run(
     known, looked_at, digests = _read(earlier)
     if names or checks:
         device = torch.device("cuda" if gpu else "cpu")
-        data = read(train=600, test=60) if quick else read(train=effort.images, device=device)
+        whole = read(train=600, test=60) if quick else read(device=device)
+        data = replace(
+            whole, train={name: (x[: effort.images], y[: effort.images]) for name, (x, y) in whole.train.items()}
+        )
         digests |= data.digests
         made = {"commit": commit(), "hardware": hardware()}
         about = {"data": dict(data.digests), "quick": quick, "effort": effort.name}
@@ -117,7 +120,7 @@ def run(
                 _case, own, key, train_on, name, seed, data, schedule, quick, {"effort": effort.name, **made}
             )
             known[seed, name, train_on] = own.find(key, case)
-        for each in sanity.run(records, data, seeds, effort, quick=quick, names=checks, made=made):
+        for each in sanity.run(records, data, whole, seeds, effort, quick=quick, names=checks, made=made):
             looked_at[each["seed"], each["check"]] = each
     rivals, places = list(RIVALS), list(sanity.CHECKS)
     found = [known[key] for key in sorted(known, key=lambda key: (key[0], rivals.index(key[1]), SETS.index(key[2])))]
