@@ -9,7 +9,7 @@ from ...rivals import Schedule
 
 @dataclass(frozen=True)
 class Effort:
-    """Sizes of trainings; results of different ones are not put together.
+    """Sizes of trainings; networks of different ones are not put together.
 
     Args:
         name: `"CPU"` or `"GPU"`.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -80,7 +81,7 @@ def run(
 ) -> Study:
     """Train and measure every rival, and look at published results.
 
-    On a GPU, where there is one, with all images and longer: results of the two kinds are not put together.
+    On a GPU, where there is one, with all images and longer: networks of the two kinds are not put together.
 
     Args:
         seeds: of the networks.
@@ -153,18 +154,30 @@ def _study(
     pictures = {"": draw_steps(found), **draw_checks(list(first.values()))}
     seeds = sorted({each["seed"] for each in [*found, *seen]} | set(seeds))
     spent = sum(each["seconds"] for each in [*found, *seen])
-    return Study("rivals", build_rows(found) + build_sanity(seen), seeds, digests, spent, settings, curves, pictures)
+    machines = Counter(each.get("hardware") for each in found or seen)
+    most = machines.most_common(1)[0][0] if machines else None
+    rows = build_rows(found) + build_sanity(seen)
+    return Study("rivals", rows, seeds, digests, spent, settings, curves, pictures, most)
 
 
 def _effort(found: Sequence[Record], seen: Sequence[Record], now: Effort) -> Effort:
-    """That of all records: those of a processor and those of a GPU are not compared."""
-    names = {each.get("effort", CPU.name) for each in [*found, *seen]} or {now.name}
-    if len(names) > 1:
-        raise ValueError(
-            "earlier results were trained on a CPU, with fewer images, and others on a GPU: they cannot be put "
-            "together. Choose another folder with --out, or leave out --only and --earlier to train all again."
-        )
-    return EFFORTS[names.pop()]
+    """That of all networks: those of a processor and those of a GPU are not compared.
+
+    A check is compared with what was published alone, and says its own settings: only its own seeds have one effort.
+    """
+    groups: dict[str | None, set[str]] = {}
+    for each in [*found, *seen]:
+        groups.setdefault(each.get("check"), set()).add(each.get("effort", CPU.name))
+    for check, names in groups.items():
+        if len(names) > 1:
+            what = "networks" if check is None else f"seeds of the check {check!r}"
+            raise ValueError(
+                f"earlier results hold {what} that were trained on a CPU, more briefly, and others on a GPU: they "
+                "cannot be put together. Choose another folder with --out, or leave out --only and --earlier to train "
+                "all again."
+            )
+    of_all = groups.get(None) or {name for names in groups.values() for name in names}
+    return EFFORTS[of_all.pop()] if len(of_all) == 1 else now
 
 
 Networks = dict[tuple[int, str, str], Record]  # by seed, rival and set
