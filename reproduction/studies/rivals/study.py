@@ -192,7 +192,7 @@ def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dic
     for path in map(Path, earlier):
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
-            curves, settings = content["curves"], content["settings"]
+            curves, settings = content.get("curves", {}), content["settings"]  # some checks alone have no curves
             for each in settings["records"]:
                 key = each["seed"], each["rival"], each["train"]
                 networks[key] = {**each, "near": curves[_title(each)]}

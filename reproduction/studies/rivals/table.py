@@ -211,9 +211,8 @@ def _published(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     lines = []
     for row in found:
         paper = "" if row["paper_mean"] is None else f"{row['paper_mean']:.3f}"
-        lines.append(
-            [row["train"], row["method"], WORDS.get(row["metric"], row["metric"]), spread(row), paper, str(row["n"])]
-        )
+        here = spread(row) if row["n"] > 1 else f"{row['mean']:.3f}"  # one seed has no spread
+        lines.append([row["train"], row["method"], WORDS.get(row["metric"], row["metric"]), here, paper, str(row["n"])])
     notes = "; ".join(f"{name}: {text}" for name, text in settings["checks"].items())
     return table(["check", "method", "what", "measured", "published", "seeds"], lines) + f"\n\n{notes}."
 

@@ -123,7 +123,8 @@ def test_moons_and_blends() -> None:
 def _earlier(path: Path, records: list[dict[str, Any]], sanity: list[dict[str, Any]]) -> Path:
     curves = {f"{each['train']}, {each['rival']}, seed {each['seed']}": {} for each in records}
     settings = {"records": records, "sanity": sanity, "checks": {each["check"]: "long" for each in sanity}}
-    path.write_text(json.dumps({"settings": settings, "curves": curves, "data": {}}), encoding="utf-8")
+    whole = {"settings": settings, "data": {}} | ({"curves": curves} if curves else {})
+    path.write_text(json.dumps(whole), encoding="utf-8")
     return path
 
 
