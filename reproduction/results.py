@@ -37,6 +37,7 @@ class Study:
         curves: the numbers of the pictures, by name.
         pictures: figures by the end of their name: `""` is NAME.png, `"fit"` is NAME-fit.png.
         hardware: what it was measured on; None is this machine.
+        versions: what it was measured with; None are those that are installed.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Study:
     curves: Mapping[str, Any] = field(default_factory=dict)
     pictures: Mapping[str, Figure] = field(default_factory=dict)
     hardware: str | None = None
+    versions: Mapping[str, str] | None = None
 
     def write(self, folder: str | os.PathLike[str], command: str) -> Path:
         """Write `NAME.json`, whole or not at all, with commit, hardware and versions, and the pictures beside it."""
@@ -56,7 +58,7 @@ class Study:
             "command": command,
             "commit": commit(),
             "hardware": self.hardware or hardware(),
-            "versions": versions(),
+            "versions": dict(self.versions or versions()),
             "data": dict(self.data),
             "seeds": list(self.seeds),
             "seconds": round(self.seconds, 1),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.comparison.measure import hardware
+from hidden_uncertainty.comparison.measure import hardware, versions
 from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
@@ -102,7 +102,7 @@ def run(
     effort = GPU if gpu else CPU
     names = [name for name in RIVALS if only is None or name in only]
     checks = [name for name in sanity.CHECKS if only is None or f"check {name}" in only]
-    known, looked_at, digests = _read(earlier)
+    known, looked_at, digests, installed = _read(earlier)
     if names or checks:
         device = torch.device("cuda" if gpu else "cpu")
         whole = read(train=600, test=60) if quick else read(device=device)
@@ -111,6 +111,7 @@ def run(
         )
         digests |= data.digests
         made = {"commit": commit(), "hardware": hardware()}
+        installed[hardware()] = versions()
         about = {"data": dict(data.digests), "quick": quick, "effort": effort.name}
         records = Records(folder or work_folder(quick), about)
         for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
@@ -126,11 +127,16 @@ def run(
     rivals, places = list(RIVALS), list(sanity.CHECKS)
     found = [known[key] for key in sorted(known, key=lambda key: (key[0], rivals.index(key[1]), SETS.index(key[2])))]
     seen = [looked_at[key] for key in sorted(looked_at, key=lambda key: (places.index(key[1]), key[0]))]
-    return _study(found, seen, _effort(found, seen, effort), seeds, digests)
+    return _study(found, seen, _effort(found, seen, effort), seeds, digests, installed)
 
 
 def _study(
-    found: Sequence[Record], seen: Sequence[Record], effort: Effort, seeds: Sequence[int], digests: Mapping[str, str]
+    found: Sequence[Record],
+    seen: Sequence[Record],
+    effort: Effort,
+    seeds: Sequence[int],
+    digests: Mapping[str, str],
+    installed: Installed,
 ) -> Study:
     """The result, of records of networks and of checks."""
     present = {each["rival"] for each in found}
@@ -140,6 +146,7 @@ def _study(
         "judged": f"one test image in {STEP}, and as many of each unknown set; accuracy is of all test images",
         "seconds": f"the sum over networks and checks; those of training are {effort.timed}",
         "timed": effort.timed,
+        "versions": installed,
         "rivals": {name: {"about": ABOUT[name], **_options(_build(name))} for name in RIVALS if name in present},
         "checks": describe(effort) | {each["check"]: each["settings"] for each in seen if "settings" in each},
         "records": [{key: value for key, value in each.items() if key != "near"} for each in found],
@@ -154,10 +161,10 @@ def _study(
     pictures = {"": draw_steps(found), **draw_checks(list(first.values()))}
     seeds = sorted({each["seed"] for each in [*found, *seen]} | set(seeds))
     spent = sum(each["seconds"] for each in [*found, *seen])
-    machines = Counter(each.get("hardware") for each in found or seen)
-    most = machines.most_common(1)[0][0] if machines else None
+    machines = Counter(each["hardware"] for each in found or seen)
+    most = machines.most_common(1)[0][0] if machines else hardware()
     rows = build_rows(found) + build_sanity(seen)
-    return Study("rivals", rows, seeds, digests, spent, settings, curves, pictures, most)
+    return Study("rivals", rows, seeds, digests, spent, settings, curves, pictures, most, installed.get(most))
 
 
 def _effort(found: Sequence[Record], seen: Sequence[Record], now: Effort) -> Effort:
@@ -182,13 +189,18 @@ def _effort(found: Sequence[Record], seen: Sequence[Record], now: Effort) -> Eff
 
 Networks = dict[tuple[int, str, str], Record]  # by seed, rival and set
 Checks = dict[tuple[int, str], Record]  # by seed and name
+Installed = dict[str, dict[str, str]]  # versions by machine
 
 
-def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dict[str, str]]:
-    """Records of networks and of checks, and digests of data, of earlier results that there are; later ones win."""
+def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dict[str, str], Installed]:
+    """Records of networks and of checks, digests of data, and versions, of earlier results that there are.
+
+    Of what is in several, that of the last one is taken.
+    """
     networks: Networks = {}
     checks: Checks = {}
     digests: dict[str, str] = {}
+    installed: Installed = {}
     for path in map(Path, earlier):
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -202,7 +214,8 @@ def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dic
                 more = {"settings": settings["checks"][each["check"]]} | ({} if drawn is None else {"drawn": drawn})
                 checks[each["seed"], each["check"]] = {**more, **each}
             digests |= content["data"]
-    return networks, checks, digests
+            installed |= settings.get("versions", {content["hardware"]: content["versions"]})
+    return networks, checks, digests, installed
 
 
 def _title(record: Record) -> str:

@@ -123,7 +123,9 @@ def test_moons_and_blends() -> None:
 def _earlier(path: Path, records: list[dict[str, Any]], sanity: list[dict[str, Any]]) -> Path:
     curves = {f"{each['train']}, {each['rival']}, seed {each['seed']}": {} for each in records}
     settings = {"records": records, "sanity": sanity, "checks": {each["check"]: "long" for each in sanity}}
-    whole = {"settings": settings, "data": {}} | ({"curves": curves} if curves else {})
+    (machine,) = {each["hardware"] for each in [*records, *sanity]}
+    made = {"hardware": machine, "versions": {"torch": f"that of {machine}"}}
+    whole = {"settings": settings, "data": {}, **made} | ({"curves": curves} if curves else {})
     path.write_text(json.dumps(whole), encoding="utf-8")
     return path
 
@@ -171,5 +173,8 @@ def test_a_check_of_a_processor_stands_beside_networks_of_a_gpu(
         ("VIB", "GPU"),
         ("DUQ CNN", "CPU"),
     ]
-    text = render(json.loads(found.write(tmp_path, "make it").read_text(encoding="utf-8")))
+    result = json.loads(found.write(tmp_path, "make it").read_text(encoding="utf-8"))
+    assert result["versions"] == {"torch": "that of a machine with a GPU"}
+    assert set(result["settings"]["versions"]) == {"a machine with a GPU", "a machine with a CPU"}
+    text = render(result)
     assert " On a machine with a CPU: check 'DUQ CNN'." in text and "(3 s on a machine with a GPU)" in text
