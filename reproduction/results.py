@@ -36,6 +36,8 @@ class Study:
         settings: choices, fixed before anything was measured, and how the run went.
         curves: the numbers of the pictures, by name.
         pictures: figures by the end of their name: `""` is NAME.png, `"fit"` is NAME-fit.png.
+        hardware: what it was measured on; None is this machine.
+        versions: what it was measured with; None are those that are installed.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)
     curves: Mapping[str, Any] = field(default_factory=dict)
     pictures: Mapping[str, Figure] = field(default_factory=dict)
+    hardware: str | None = None
+    versions: Mapping[str, str] | None = None
 
     def write(self, folder: str | os.PathLike[str], command: str) -> Path:
         """Write `NAME.json`, whole or not at all, with commit, hardware and versions, and the pictures beside it."""
@@ -53,8 +57,8 @@ class Study:
             "name": self.name,
             "command": command,
             "commit": commit(),
-            "hardware": hardware(),
-            "versions": versions(),
+            "hardware": self.hardware or hardware(),
+            "versions": dict(self.versions or versions()),
             "data": dict(self.data),
             "seeds": list(self.seeds),
             "seconds": round(self.seconds, 1),

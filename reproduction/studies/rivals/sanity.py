@@ -56,6 +56,7 @@ def plane(side: int = 60) -> Tensor:
 def run(
     records: Records,
     data: Grey,
+    whole: Grey,
     seeds: Sequence[int],
     effort: Effort,
     *,
@@ -68,6 +69,7 @@ def run(
     Args:
         records: where they are kept.
         data: of the study; the checks are run where they are.
+        whole: with all training images.
         seeds: of the networks.
         effort: how much is trained.
         quick: small networks and few epochs.
@@ -80,7 +82,7 @@ def run(
         "SNGP two moons": partial(_sngp_moons, device),
         "DDU ambiguous": partial(_ambiguous, data),
         "VIB": partial(_bottleneck, data, effort),
-        LONG: partial(_cnn, data, effort),
+        LONG: partial(_cnn, whole, effort),
     }
     found = []
     for name in CHECKS:
@@ -243,7 +245,7 @@ def _cnn(data: Grey, effort: Effort, seed: int, quick: bool) -> Record:
     body = SmallCNN((2, 4, 4), 16, seed=seed) if quick else SmallCNN(effort.channels, seed=seed)
     rival = DUQ(body, 16 if quick else 256, pixels=PIXELS["FashionMNIST"], seed=seed).to(images.device)
     schedule = replace(effort.cnn, epochs=1, batch_size=64) if quick else effort.cnn
-    train(rival, images[: effort.images], labels[: effort.images], schedule)
+    train(rival, images, labels, schedule)
     score = _detector(rival)
     inside, outside = (
         torch.cat([score(part) for part in data.test[name][0].split(BATCH)]) for name in ("FashionMNIST", "MNIST")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hidden_uncertainty.comparison.measure import hardware
+from hidden_uncertainty.comparison.measure import hardware, versions
 from hidden_uncertainty.precision import one_thread
 from hidden_uncertainty.progress import track
 
@@ -80,7 +81,7 @@ def run(
 ) -> Study:
     """Train and measure every rival, and look at published results.
 
-    On a GPU, where there is one, with all images and longer: results of the two kinds are not put together.
+    On a GPU, where there is one, with all images and longer: networks of the two kinds are not put together.
 
     Args:
         seeds: of the networks.
@@ -101,12 +102,16 @@ def run(
     effort = GPU if gpu else CPU
     names = [name for name in RIVALS if only is None or name in only]
     checks = [name for name in sanity.CHECKS if only is None or f"check {name}" in only]
-    known, looked_at, digests = _read(earlier)
+    known, looked_at, digests, installed = _read(earlier)
     if names or checks:
         device = torch.device("cuda" if gpu else "cpu")
-        data = read(train=600, test=60) if quick else read(train=effort.images, device=device)
+        whole = read(train=600, test=60) if quick else read(device=device)
+        data = replace(
+            whole, train={name: (x[: effort.images], y[: effort.images]) for name, (x, y) in whole.train.items()}
+        )
         digests |= data.digests
         made = {"commit": commit(), "hardware": hardware()}
+        installed[hardware()] = versions()
         about = {"data": dict(data.digests), "quick": quick, "effort": effort.name}
         records = Records(folder or work_folder(quick), about)
         for seed, name, train_on in track([(s, n, t) for s in seeds for n in names for t in sets], "networks"):
@@ -117,16 +122,21 @@ def run(
                 _case, own, key, train_on, name, seed, data, schedule, quick, {"effort": effort.name, **made}
             )
             known[seed, name, train_on] = own.find(key, case)
-        for each in sanity.run(records, data, seeds, effort, quick=quick, names=checks, made=made):
+        for each in sanity.run(records, data, whole, seeds, effort, quick=quick, names=checks, made=made):
             looked_at[each["seed"], each["check"]] = each
     rivals, places = list(RIVALS), list(sanity.CHECKS)
     found = [known[key] for key in sorted(known, key=lambda key: (key[0], rivals.index(key[1]), SETS.index(key[2])))]
     seen = [looked_at[key] for key in sorted(looked_at, key=lambda key: (places.index(key[1]), key[0]))]
-    return _study(found, seen, _effort(found, seen, effort), seeds, digests)
+    return _study(found, seen, _effort(found, seen, effort), seeds, digests, installed)
 
 
 def _study(
-    found: Sequence[Record], seen: Sequence[Record], effort: Effort, seeds: Sequence[int], digests: Mapping[str, str]
+    found: Sequence[Record],
+    seen: Sequence[Record],
+    effort: Effort,
+    seeds: Sequence[int],
+    digests: Mapping[str, str],
+    installed: Installed,
 ) -> Study:
     """The result, of records of networks and of checks."""
     present = {each["rival"] for each in found}
@@ -136,6 +146,7 @@ def _study(
         "judged": f"one test image in {STEP}, and as many of each unknown set; accuracy is of all test images",
         "seconds": f"the sum over networks and checks; those of training are {effort.timed}",
         "timed": effort.timed,
+        "versions": installed,
         "rivals": {name: {"about": ABOUT[name], **_options(_build(name))} for name in RIVALS if name in present},
         "checks": describe(effort) | {each["check"]: each["settings"] for each in seen if "settings" in each},
         "records": [{key: value for key, value in each.items() if key != "near"} for each in found],
@@ -150,33 +161,50 @@ def _study(
     pictures = {"": draw_steps(found), **draw_checks(list(first.values()))}
     seeds = sorted({each["seed"] for each in [*found, *seen]} | set(seeds))
     spent = sum(each["seconds"] for each in [*found, *seen])
-    return Study("rivals", build_rows(found) + build_sanity(seen), seeds, digests, spent, settings, curves, pictures)
+    machines = Counter(each["hardware"] for each in found or seen)
+    most = machines.most_common(1)[0][0] if machines else hardware()
+    rows = build_rows(found) + build_sanity(seen)
+    return Study("rivals", rows, seeds, digests, spent, settings, curves, pictures, most, installed.get(most))
 
 
 def _effort(found: Sequence[Record], seen: Sequence[Record], now: Effort) -> Effort:
-    """That of all records: those of a processor and those of a GPU are not compared."""
-    names = {each.get("effort", CPU.name) for each in [*found, *seen]} or {now.name}
-    if len(names) > 1:
-        raise ValueError(
-            "earlier results were trained on a CPU, with fewer images, and others on a GPU: they cannot be put "
-            "together. Choose another folder with --out, or leave out --only and --earlier to train all again."
-        )
-    return EFFORTS[names.pop()]
+    """That of all networks: those of a processor and those of a GPU are not compared.
+
+    A check is compared with what was published alone, and says its own settings: only its own seeds have one effort.
+    """
+    groups: dict[str | None, set[str]] = {}
+    for each in [*found, *seen]:
+        groups.setdefault(each.get("check"), set()).add(each.get("effort", CPU.name))
+    for check, names in groups.items():
+        if len(names) > 1:
+            what = "networks" if check is None else f"seeds of the check {check!r}"
+            raise ValueError(
+                f"earlier results hold {what} that were trained on a CPU, more briefly, and others on a GPU: they "
+                "cannot be put together. Choose another folder with --out, or leave out --only and --earlier to train "
+                "all again."
+            )
+    of_all = groups.get(None) or {name for names in groups.values() for name in names}
+    return EFFORTS[of_all.pop()] if len(of_all) == 1 else now
 
 
 Networks = dict[tuple[int, str, str], Record]  # by seed, rival and set
 Checks = dict[tuple[int, str], Record]  # by seed and name
+Installed = dict[str, dict[str, str]]  # versions by machine
 
 
-def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dict[str, str]]:
-    """Records of networks and of checks, and digests of data, of earlier results that there are; later ones win."""
+def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dict[str, str], Installed]:
+    """Records of networks and of checks, digests of data, and versions, of earlier results that there are.
+
+    Of what is in several, that of the last one is taken.
+    """
     networks: Networks = {}
     checks: Checks = {}
     digests: dict[str, str] = {}
+    installed: Installed = {}
     for path in map(Path, earlier):
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
-            curves, settings = content["curves"], content["settings"]
+            curves, settings = content.get("curves", {}), content["settings"]  # some checks alone have no curves
             for each in settings["records"]:
                 key = each["seed"], each["rival"], each["train"]
                 networks[key] = {**each, "near": curves[_title(each)]}
@@ -186,7 +214,8 @@ def _read(earlier: Sequence[str | PathLike[str]]) -> tuple[Networks, Checks, dic
                 more = {"settings": settings["checks"][each["check"]]} | ({} if drawn is None else {"drawn": drawn})
                 checks[each["seed"], each["check"]] = {**more, **each}
             digests |= content["data"]
-    return networks, checks, digests
+            installed |= settings.get("versions", {content["hardware"]: content["versions"]})
+    return networks, checks, digests, installed
 
 
 def _title(record: Record) -> str:

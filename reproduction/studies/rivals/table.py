@@ -13,6 +13,13 @@ from ...markdown import spread, table
 Row = Mapping[str, Any]
 DEFAULT = "library's default"
 NEAR = ("rank correlation", "raulc")
+KINDS = ("rotation", "noise")
+NAMED = [f"{metric}, {kind}" for metric in ("rank correlation", "rAULC") for kind in KINDS]
+PAIRS = {  # one score, on the plain network and on another
+    "density of layer 10, by reconstruction": ("latent density, layer 10", "reconstruction, layer 10"),
+    "library's default, by reconstruction": (DEFAULT, "reconstruction, library's default"),
+    "softmax entropy, by the loss of distances": ("softmax entropy", "distance, softmax entropy"),
+}
 WORDS = {
     "auroc far": "AUROC of points far from the data",
     "rank with distance": "rank correlation with the distance from the data",
@@ -31,7 +38,8 @@ def render(result: Mapping[str, Any]) -> str:
     """
     rows, settings = result["rows"], result["settings"]
     own = [row for row in rows if row["variant"] == "default"]
-    parts = [_state(result), "**What the training buys, and what it costs.**", _difference(own), _spoilt(own)]
+    parts = [_state(result), "**What the training buys, and what it costs.**", _difference(own)]
+    parts += ["**Does tuning for detection spoil calibration near the data?**", _pairs(own), _spoilt(own)]
     for train in _sets(own):
         parts += [f"**Rows of table 1: AUROC, trained on {train}.**", _areas(own, train)]
     parts += ["**Near the data, images changed step by step.**", _near(own)]
@@ -59,30 +67,36 @@ def _state(result: Mapping[str, Any]) -> str:
         f"{len(there)} networks, {how['epochs']} epochs each in batches of {how['batch_size']}, by Adam with rate "
         f"{how['learning_rate']:g} and weight decay {how['weight_decay']:g} but for DUQ, trained on "
         f"{settings['trained on']}. Detectors judge {settings['judged']}. "
-        f"Missing: {', '.join(missing) or 'nothing'}.{_commits(settings)}{_machines(result)}\n\n" + "\n".join(words)
+        f"Missing: {', '.join(missing) or 'nothing'}.{_commits(result)}{_machines(result)}\n\n" + "\n".join(words)
     )
 
 
 def _machines(result: Mapping[str, Any]) -> str:
-    """What was measured on other machines than the one that the result was written on."""
+    """What was measured on other machines than most networks."""
     settings = result["settings"]
-    others = dict.fromkeys(each["hardware"] for each in [*settings["records"], *settings["sanity"]])
+    others: dict[str, dict[str, None]] = {}
+    for each in [*settings["records"], *settings["sanity"]]:
+        name = f"check {each['check']!r}" if "check" in each else each["rival"]
+        others.setdefault(each["hardware"], {})[name] = None
     others.pop(result["hardware"], None)
-    return f" Measured on: {'; '.join(others)}." if others else ""
+    return "".join(f" On {machine}: {', '.join(names)}." for machine, names in others.items())
 
 
-def _commits(settings: Mapping[str, Any]) -> str:
-    """Which rivals were measured at which commit, where these differ."""
+def _commits(result: Mapping[str, Any]) -> str:
+    """Which rivals were measured at which commit, where that is not the result's."""
     at: dict[str, dict[str, None]] = {}
-    for each in settings["records"]:
+    for each in result["settings"]["records"]:
         at.setdefault(each["commit"][:10] if each["commit"] else "no commit", {})[each["rival"]] = None
+    if len(at) == 1:
+        (only,) = at
+        return "" if (result["commit"] or "no commit").startswith(only) else f" Networks were measured at {only}."
     told = "; ".join(f"{', '.join(names)} at {commit}" for commit, names in at.items())
-    return f" Measured apart: {told}." if len(at) > 1 else ""
+    return f" Measured apart: {told}." if at else ""
 
 
 def _difference(rows: Sequence[Row]) -> str:
     """Each method beside the library's default on plain networks, in points; seconds as a ratio."""
-    head = ["method", "trained on", "accuracy", "mean AUROC", "rAULC, rotation", "rAULC, noise", "training"]
+    head = ["method", "trained on", "accuracy", "mean AUROC", "rAULC, rotation", "rAULC, noise", "training", "scoring"]
     lines = []
     for method in _methods(rows):
         for train in _sets(rows):
@@ -91,12 +105,33 @@ def _difference(rows: Sequence[Row]) -> str:
             ratio = f"× {own['mean'] / plain['mean']:.1f}" if own and plain and plain["mean"] else ""
             cells = [_points(rows, train, (rival, "plain"), "accuracy")]
             cells.append(_points(rows, train, (method, DEFAULT), "mean auroc"))
-            cells += [_points(rows, train, (method, DEFAULT), "raulc", kind) for kind in ("rotation", "noise")]
-            lines.append([method, train, *cells, ratio])
+            cells += [_points(rows, train, (method, DEFAULT), "raulc", kind) for kind in KINDS]
+            passes = _find(rows, train, method, "passes")
+            lines.append([method, train, *cells, ratio, "" if passes is None else f"{passes['mean']:.0f}"])
     return (
         table(head, lines)
-        + "\n\nIn points, above or below the library's default on the network that was trained for its classes alone."
+        + "\n\nIn points, above or below the library's default on the network that was trained for its classes alone. "
+        "Training is a multiple of that network's; scoring is in passes of the method's own network."
     )
+
+
+def _pairs(rows: Sequence[Row]) -> str:
+    """One score on a network as it is and on one that was trained otherwise."""
+    columns = [
+        ("mean auroc", None),
+        *((metric, kind) for metric in NEAR for kind in KINDS),
+        ("auroc of mistakes", None),
+    ]
+    lines = []
+    for score, methods in PAIRS.items():
+        for train in _sets(rows):
+            pairs = [[_find(rows, train, method, metric, kind) for method in methods] for metric, kind in columns]
+            if None not in pairs[0]:
+                cells = [" → ".join("" if row is None else f"{row['mean']:.3f}" for row in pair) for pair in pairs]
+                lines.append([score, train, *cells])
+    note = "Each score on the network that was trained for its classes alone → on the one that was trained otherwise."
+    head = ["score, and what is trained", "trained on", "mean AUROC", *NAMED, "AUROC of mistakes"]
+    return f"{table(head, lines)}\n\n{note}" if lines else ""
 
 
 def _points(rows: Sequence[Row], train: str, names: tuple[str, str], metric: str, ood: str | None = None) -> str:
@@ -108,7 +143,7 @@ def _spoilt(rows: Sequence[Row]) -> str:
     """Whether methods that detect better follow accuracy worse."""
     lines = []
     for train in _sets(rows):
-        for kind in ("rotation", "noise"):
+        for kind in KINDS:
             pairs = []
             for method in _methods(rows):
                 area, lift = _find(rows, train, method, "mean auroc"), _find(rows, train, method, "raulc", kind)
@@ -137,21 +172,22 @@ def _areas(rows: Sequence[Row], train: str) -> str:
             row = _find(rows, train, method, "auroc", ood)
             text = "" if row is None else spread(row)
             cells.append(f"**{text}**" if row is not None and row["mean"] == best[ood] else text)
-        mean = _find(rows, train, method, "mean auroc")
-        lines.append([method, *cells, "" if mean is None else spread(mean)])
-    return table(["method", *oods, "mean"], lines)
+        mean, right = (
+            _find(rows, train, method, "mean auroc"),
+            _find(rows, train, _network(rows, train, method), "accuracy"),
+        )
+        lines.append([method, *cells, *("" if row is None else spread(row) for row in (mean, right))])
+    return table(["method", *oods, "mean", "accuracy"], lines)
 
 
 def _near(rows: Sequence[Row]) -> str:
-    kinds = ("rotation", "noise")
-    head = ["trained on", "method", *(f"{m}, {kind}" for m in ("rank correlation", "rAULC") for kind in kinds)]
     lines = []
     for train in _sets(rows):
         for method in _methods(rows):
-            cells = [_cell(_find(rows, train, method, metric, kind)) for metric in NEAR for kind in kinds]
+            cells = [_cell(_find(rows, train, method, metric, kind)) for metric in NEAR for kind in KINDS]
             lines.append([train, method, *cells, _cell(_find(rows, train, method, "auroc of mistakes"))])
     return (
-        table([*head, "AUROC of mistakes"], lines)
+        table(["trained on", "method", *NAMED, "AUROC of mistakes"], lines)
         + "\n\nThe rank correlation is that of the mean score with accuracy over the steps, -1 at best. rAULC is of "
         "all steps together, 1 at best. Mistakes are those on unchanged test images."
     )
@@ -175,9 +211,8 @@ def _published(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     lines = []
     for row in found:
         paper = "" if row["paper_mean"] is None else f"{row['paper_mean']:.3f}"
-        lines.append(
-            [row["train"], row["method"], WORDS.get(row["metric"], row["metric"]), spread(row), paper, str(row["n"])]
-        )
+        here = spread(row) if row["n"] > 1 else f"{row['mean']:.3f}"  # one seed has no spread
+        lines.append([row["train"], row["method"], WORDS.get(row["metric"], row["metric"]), here, paper, str(row["n"])])
     notes = "; ".join(f"{name}: {text}" for name, text in settings["checks"].items())
     return table(["check", "method", "what", "measured", "published", "seeds"], lines) + f"\n\n{notes}."
 

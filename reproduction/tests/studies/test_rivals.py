@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from reproduction.__main__ import app
@@ -40,6 +41,7 @@ def test_the_study_roughly(grey_data: Path, tmp_path: Path, monkeypatch: pytest.
     assert (
         "| method | trained on | accuracy | mean AUROC |" in text and "Missing: plain on FashionMNIST, seed 0" in text
     )
+    assert "| density of layer 10, by reconstruction | MNIST |" in text
 
     written = tmp_path / "rivals.json"
     other = study.run(quick=True, sets=["MNIST"], only=["DDU"], earlier=[written], folder=tmp_path / "other")
@@ -118,13 +120,61 @@ def test_moons_and_blends() -> None:
     assert bool(((2 * mixed) % 2 == 1).all())  # an odd and an even number each
 
 
-def test_results_of_a_processor_and_of_a_gpu_are_not_put_together(tmp_path: Path) -> None:
-    whole = {"settings": {"records": [], "sanity": [], "checks": {"VIB": "long"}}, "curves": {}, "data": {}}
-    for seed, effort in enumerate(("CPU", "GPU")):
-        check = {"check": "VIB", "seed": seed, "effort": effort, "results": {"VIB": {"accuracy": 0.9}}, "seconds": 1.0}
-        content = {**whole, "settings": {**whole["settings"], "sanity": [check]}}
-        (tmp_path / effort).write_text(json.dumps(content), encoding="utf-8")
-    found = study.run(only=[], earlier=[tmp_path / "GPU"])
+def _earlier(path: Path, records: list[dict[str, Any]], sanity: list[dict[str, Any]]) -> Path:
+    curves = {f"{each['train']}, {each['rival']}, seed {each['seed']}": {} for each in records}
+    settings = {"records": records, "sanity": sanity, "checks": {each["check"]: "long" for each in sanity}}
+    (machine,) = {each["hardware"] for each in [*records, *sanity]}
+    made = {"hardware": machine, "versions": {"torch": f"that of {machine}"}}
+    whole = {"settings": settings, "data": {}, **made} | ({"curves": curves} if curves else {})
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    return path
+
+
+def _check(name: str, seed: int, effort: str) -> dict[str, Any]:
+    about = {"check": name, "seed": seed, "effort": effort, "hardware": f"a machine with a {effort}"}
+    return {**about, "results": {name: {"accuracy": 0.9}}, "seconds": 1.0}
+
+
+def _network(seed: int, effort: str) -> dict[str, Any]:
+    about = {"train": "MNIST", "rival": "plain", "seed": seed, "effort": effort, "commit": "0" * 40}
+    of_all = {"accuracy": 0.9, "held accuracy": 0.9, "training seconds": 1.0, "seconds": 1.0, "scores": {"x": {}}}
+    return {**about, **of_all, "hardware": f"a machine with a {effort}"}
+
+
+def test_networks_of_a_processor_and_of_a_gpu_are_not_put_together(tmp_path: Path) -> None:
+    paths = [_earlier(tmp_path / effort, [_network(0, effort)], []) for effort in ("CPU", "GPU")]
+    paths[1].write_text(
+        paths[1].read_text(encoding="utf-8").replace('seed": 0', 'seed": 1').replace("seed 0", "seed 1")
+    )
+    with pytest.raises(ValueError, match="hold networks that were trained on a CPU"):
+        study.run(only=[], earlier=paths)
+
+
+def test_seeds_of_one_check_have_one_effort(tmp_path: Path) -> None:
+    paths = [
+        _earlier(tmp_path / effort, [], [_check("VIB", seed, effort)]) for seed, effort in enumerate(("CPU", "GPU"))
+    ]
+    found = study.run(only=[], earlier=paths[1:])
     assert found.settings["trained on"].startswith("80 % of 60,000") and found.settings["checks"]["VIB"] == "long"
-    with pytest.raises(ValueError, match="cannot be put together"):
-        study.run(only=[], earlier=[tmp_path / "CPU", tmp_path / "GPU"])
+    with pytest.raises(ValueError, match="seeds of the check 'VIB' that were trained on a CPU"):
+        study.run(only=[], earlier=paths)
+
+
+def test_a_check_of_a_processor_stands_beside_networks_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "build_rows", lambda records: [])
+    monkeypatch.setattr(study, "draw_steps", lambda records: Figure())
+    on_gpu = _earlier(tmp_path / "GPU", [_network(0, "GPU")], [_check("VIB", 0, "GPU")])
+    on_cpu = _earlier(tmp_path / "CPU", [], [_check("DUQ CNN", 0, "CPU")])
+    found = study.run(only=[], earlier=[on_gpu, on_cpu])
+    assert found.settings["trained on"].startswith("80 % of 60,000") and found.hardware == "a machine with a GPU"
+    assert [(each["check"], each["effort"]) for each in found.settings["sanity"]] == [
+        ("VIB", "GPU"),
+        ("DUQ CNN", "CPU"),
+    ]
+    result = json.loads(found.write(tmp_path, "make it").read_text(encoding="utf-8"))
+    assert result["versions"] == {"torch": "that of a machine with a GPU"}
+    assert set(result["settings"]["versions"]) == {"a machine with a GPU", "a machine with a CPU"}
+    text = render(result)
+    assert " On a machine with a CPU: check 'DUQ CNN'." in text and "(3 s on a machine with a GPU)" in text
