@@ -16,6 +16,12 @@ Record = Mapping[str, Any]  # what `measure` found for one network
 Row = dict[str, Any]
 VARIANT = "default"
 NEAR = ("rank correlation", "raulc")
+BEFORE = ("9015fb1b87", "9793365d1e", "0ed20abd1b", "25706ea4db")  # commits with the rule before the present one
+
+
+def earlier(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some networks of a family were measured with the rule before the present one."""
+    return any(str(record["commit"]).startswith(BEFORE) for record in records)
 
 
 def build_rows(networks: Mapping[str, Sequence[Record]]) -> list[Row]:
@@ -45,7 +51,7 @@ def _family(family: str, records: Sequence[Record]) -> Iterable[Row]:
         for method in methods:
             yield row([regret(one, method) for one in areas], ood, method, "regret", best=best)
         yield row([below(one) for one in areas], ood, DEFAULT, "below softmax")
-        for name in records[0]["variants"].get(ood, ()):
+        for name in () if earlier(records) else records[0]["variants"].get(ood, ()):  # variants of another rule
             moved = [
                 {**one, DEFAULT: record["variants"][ood][name]} for one, record in zip(areas, records, strict=True)
             ]
