@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from ...markdown import spread, table
-from .checks import Row, aims, alarms, believed, near, select, variants
 from .methods import DEFAULT, SOFTMAX
-from .published import beside
+from .page.checks import Row, aims, alarms, believed, near, select, variants
+from .page.published import beside
+from .page.short import of_family, short
 from .rows import earlier
-from .short import of_family, short
 
 HIGH = 4  # points of regret that ask for a reason
 LOOKED_AT = """\

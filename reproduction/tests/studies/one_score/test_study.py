@@ -26,10 +26,10 @@ from reproduction.studies.one_score import (
     measure,
     methods,
     probabilities,
-    short,
     study,
     variants,
 )
+from reproduction.studies.one_score.page import short
 from reproduction.studies.one_score.rows import build_rows
 
 NEAR_METHODS = ("default", "softmax", "paper's mixture, layer 1 of 2", "paper's mixture, layer 2 of 2")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from ...markdown import spread, table
+from ....markdown import spread, table
+from ..methods import DEFAULT, PAPERS, SOFTMAX
+from ..rows import earlier
 from .checks import Row, select
-from .methods import DEFAULT, PAPERS, SOFTMAX
-from .rows import earlier
 
 SHOWN = {
     DEFAULT: "**default**",

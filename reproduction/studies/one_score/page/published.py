@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...markdown import spread, table
-from .methods import SOFTMAX
+from ....markdown import spread, table
+from ..methods import SOFTMAX
 
 METHODS = (SOFTMAX, "energy", "GEN", "nearest neighbours", "Mahalanobis", "relative Mahalanobis", "ViM")
 PUBLISHED: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # AUROC of `METHODS`, in points, by known and unknown set

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reproduction.studies.one_score.published import METHODS, beside
+from reproduction.studies.one_score.page.published import METHODS, beside
 
 
 def test_baselines_stand_beside_published_numbers() -> None:

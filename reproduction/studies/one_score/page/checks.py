@@ -7,12 +7,12 @@ from typing import Any
 
 from scipy import stats
 
-from ...markdown import spread, table
-from .measure import COVERED, ranges
-from .methods import DEFAULT, PAPERS, SOFTMAX
-from .near import IMAGES, mean_curves
-from .probabilities import MEASURES, PLAIN, SCALED, within
-from .rows import NEAR
+from ....markdown import spread, table
+from ..measure import COVERED, ranges
+from ..methods import DEFAULT, PAPERS, SOFTMAX
+from ..near import IMAGES, mean_curves
+from ..probabilities import MEASURES, PLAIN, SCALED, within
+from ..rows import NEAR
 
 Row = Mapping[str, Any]
 Networks = Sequence[Mapping[str, Any]]
