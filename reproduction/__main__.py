@@ -67,6 +67,12 @@ Earlier = Annotated[
 ]
 
 
+KeepPapers = Annotated[
+    bool,
+    typer.Option(help="Keep what the paper's setting showed on the same networks in the earlier results."),
+]
+
+
 Only = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,8 +95,10 @@ def _one_score(
     quick: Quick = False,
     families: Families = None,
     earlier: Earlier = None,
+    keep_papers: KeepPapers = False,
 ) -> None:
     asked: dict[str, Any] = {} if families is None else {"families": [name for name in families.split(",") if name]}
+    asked["keep_papers"] = keep_papers
     if not quick:
         asked["earlier"] = [(out or Path("results")) / "one-score.json", *(earlier or [])]
     _run("one-score", out, seeds, data, quick, asked, f" --families {families}" * (families is not None))

@@ -115,9 +115,8 @@ def fitted(model: nn.Module, layer: str, pool: Any, **options: int) -> LatentDen
 
 
 NETWORKS = [(Bag, "embed"), (Transformer, "encoder"), (Transformer, "encoder.layers.0")]
-DETECTORS = {
-    (kind, layer, pool): fitted(kind(), layer, pool) for kind, layer in NETWORKS for pool in ("mean", "max", "last")
-}
+POOLS = ("mean", "moments", "max", "last")
+DETECTORS = {(kind, layer, pool): fitted(kind(), layer, pool) for kind, layer in NETWORKS for pool in POOLS}
 SENTENCE = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=9)
 
 
@@ -166,7 +165,7 @@ def test_nothing_to_choose_scores_the_same_in_any_padding(
     torch.testing.assert_close(among.p_value[:1], alone.p_value, rtol=0, atol=0.004)  # one more score, at most
 
 
-@pytest.mark.parametrize("pool", ["mean", "max", "last"])
+@pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize(("kind", "layer"), NETWORKS)
 def test_thresholds_and_principal_components_do_not_depend_on_padding(
     kind: type[nn.Module], layer: str, pool: str
@@ -186,6 +185,15 @@ def test_what_is_pooled(pool: Any, expected: list[list[float]], dtype: torch.dty
     mask, reduce = torch.tensor([[0, 1, 1, 0]]), Reduce("tokens", pool=pool)
     assert reduce.pooled(x, mask).tolist() == expected
     assert reduce.flat(x[:, 1:3]).tolist() == expected
+    assert bool(reduce.pooled(x, torch.zeros(1, 4)).isnan().all())
+
+
+def test_moments_leave_out_padding() -> None:
+    x = torch.tensor([[[9, 90], [1, 20], [3, 10], [torch.nan, torch.inf]]])
+    reduce, mask = Reduce("tokens", pool="moments"), torch.tensor([[0, 1, 1, 0]])
+    kept = read(reduce, x, attention_mask=mask)
+    assert kept.shape == (1, 2, 2)  # two tokens of the same moments
+    assert reduce.flat(kept).tolist() == reduce.flat(x[:, 1:3]).tolist() == [[2.0, 15.0, 1.0, 5.0]]
     assert bool(reduce.pooled(x, torch.zeros(1, 4)).isnan().all())
 
 

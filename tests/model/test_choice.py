@@ -184,6 +184,17 @@ def test_a_head_that_is_called_twice_is_not_read() -> None:
         choose_layers(model, Batch((torch.randn(4, 6),), {}, None))
 
 
+def test_maps_and_tokens_before_the_head_are_read_by_their_moments() -> None:
+    torch.manual_seed(0)
+    maps = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Conv2d(5, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))
+    choices = choose_layers(maps, Batch((torch.randn(4, 1, 8, 8),), {}, None))
+    assert [(choice.how, choice.pool, choice.width) for choice in choices] == [
+        ("channels", "moments", 10),
+        ("flatten", "mean", 96),
+    ]
+    assert str(Choices(choices)).splitlines()[1].split()[:4] == ["0", "output", "moments", "10"]
+
+
 def test_the_table() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     lines = str(suggest(model, [torch.randn(9, 4)])).splitlines()

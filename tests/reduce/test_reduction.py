@@ -240,6 +240,7 @@ def test_another_size_is_an_error(how):
     ("reduce", "good", "bad"),
     [
         (Reduce("channels", max_dim=2), [(2, 6, 9), (2, 6, 1)], [(2, 4, 6), (2, 6), (2, 6, 4, 4)]),
+        (Reduce("channels", pool="moments", max_dim=2), [(2, 6, 9), (2, 6, 1)], [(2, 4, 6), (2, 6), (2, 6, 4, 4)]),
         (Reduce("tokens", max_dim=2), [(2, 9, 4), (2, 1, 4)], [(2, 6, 5), (2, 4)]),
         (Reduce("token", token=5, max_dim=2), [(2, 9, 4)], [(2, 5, 4), (2, 6, 5), (2, 4)]),
     ],
@@ -260,6 +261,7 @@ KINDS = {
     "project": Reduce("project", max_dim=5, residual=True),
     "channels": Reduce("channels", max_dim=2),
     "token": Reduce("tokens", max_dim=2),
+    "moments": Reduce("channels", pool="moments", max_dim=2),
 }
 
 

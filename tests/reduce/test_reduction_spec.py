@@ -25,6 +25,10 @@ from hidden_uncertainty.reduce import Reduce
         (Reduce("tokens"), (4, 3, 2), lambda x: x.mean(1)),
         (Reduce("tokens"), (4, 3, 2, 5), lambda x: x.mean((1, 2))),
         (Reduce("tokens"), (4, 7), lambda x: x),
+        (Reduce("channels", pool="moments"), (4, 3, 2, 5), lambda x: np.hstack([x.mean((2, 3)), x.std((2, 3))])),
+        (Reduce("channels", pool="moments"), (9, 40, 64, 64), lambda x: np.hstack([x.mean((2, 3)), x.std((2, 3))])),
+        (Reduce("channels", pool="moments"), (4, 7), lambda x: x),
+        (Reduce("tokens", pool="moments"), (4, 3, 2, 5), lambda x: np.hstack([x.mean((1, 2)), x.std((1, 2))])),
         (Reduce("token"), (4, 3, 2), lambda x: x[:, 0]),
         (Reduce("token", token=-1), (4, 3, 2), lambda x: x[:, -1]),
         (Reduce(normalise=True), (4, 7), lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)),
@@ -56,6 +60,15 @@ def test_flat_is_promoted_and_never_shares_memory(how, given, kept):
     assert torch.equal(flat, before)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_moments_whatever_the_scale_and_however_far_from_zero(scale):
+    x = torch.randn(4, 3, 50, generator=torch.Generator().manual_seed(0))
+    reduce = Reduce("channels", pool="moments")
+    torch.testing.assert_close(reduce.flat(x * scale) / scale, reduce.flat(x))
+    far = reduce.flat(x + 1000)[:, 3:]  # a difference of squares would have no right digit
+    torch.testing.assert_close(far, reduce.flat(x)[:, 3:], rtol=1e-3, atol=0)
+
+
 def test_a_mean_of_half_precision_is_taken_in_float32():
     x = torch.tensor([1, 1 + 2**-10], dtype=torch.float16).repeat(35_000)[None, None]  # float16 has nothing between
     assert Reduce("channels").flat(x).item() == pytest.approx(1 + 2**-11, abs=1e-6)
@@ -78,8 +91,9 @@ def test_a_mean_of_half_precision_is_taken_in_float32():
         ({"select": 1.5}, "select must be an index, a key, a tuple of these or None, got 1.5"),
         ({"select": ()}, r"a tuple of these or None, got \(\)"),
         ({"select": (0, (1,))}, r"a tuple of these or None, got \(0, \(1,\)\)"),
-        ({"how": "tokens", "pool": "sum"}, "pool must be 'mean', or with how='tokens' 'max' or 'last', got 'sum'"),
-        ({"how": "channels", "pool": "max"}, "got 'max'"),
+        ({"how": "tokens", "pool": "sum"}, "'moments', 'max', 'last'.* with how='tokens', got 'sum'"),
+        ({"how": "channels", "pool": "max"}, r"\('mean', 'moments'\) with how='channels', got 'max'"),
+        ({"how": "flatten", "pool": "moments"}, "with how='flatten', got 'moments'"),
         ({"mask": 1.0}, "mask must name an input of the network, or be its position or None, got 1.0"),
         ({"mask": False}, "position or None, got False"),
         ({"batch_axis": None}, "batch_axis must be a whole number, got None"),

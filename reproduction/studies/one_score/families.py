@@ -177,6 +177,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "public-cifar10": _published("public-cifar10", "akamaster/pytorch_resnet_cifar10", "20, 32 and 44", "development"),
     "early-norm-cifar100": _published("early-norm-cifar100", "joshua5301/SAQ-personal", "20", "development"),
+    "public-cifar100": _published("public-cifar100", "karanchahal/distiller", "20, 26 and 32", "development"),
     "narrow-cifar100": Family(
         "CIFAR100, narrow ResNet-18",
         f"ResNet-18 with 16 to 128 channels, {large.SGD_SHORT}",
@@ -184,7 +185,6 @@ FAMILIES: dict[str, Family] = {
         False,
         partial(_large, large.narrow_cifar100),
     ),
-    "public-cifar100": _published("public-cifar100", "karanchahal/distiller", "20, 26 and 32", "test"),
     "resnet18-cifar100": Family(
         "CIFAR100, ResNet-18", f"ResNet-18, {large.SGD}", "test", True, partial(_large, large.resnet18_cifar100)
     ),

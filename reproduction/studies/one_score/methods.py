@@ -58,6 +58,11 @@ def forms(layer: str) -> tuple[str, str]:
     return layer, f"{layer} at unit length"
 
 
+def means(layer: str) -> str:
+    """The name of what a layer gives by its means over places or tokens alone, at unit length."""
+    return f"{layer} by its means"
+
+
 def fit(
     network: nn.Module, train: Tensor, unseen: tuple[Tensor, Tensor], measured: Mapping[str, Reduce], batch: int
 ) -> tuple[Fitted, Features]:
@@ -67,7 +72,7 @@ def fit(
         network: trained, in evaluation mode.
         train: what it was trained on.
         unseen: inputs that it was not trained on, with labels: for the default's combination and calibration.
-        measured: the layers of the paper's setting, from the first to the last.
+        measured: the layers of the paper's setting, from the first to the last; none where that was measured before.
         batch: inputs per batch.
     """
     loader = train.split(batch)
@@ -78,7 +83,9 @@ def fit(
     options: dict[str, Any] = {"task": "classification", "progress": False}
     plain = {choice.layer: Reduce(choice.how, None, pool=choice.pool, read=choice.read) for choice in choices}
     reader = LatentDensity(network, plain, **options)
-    paper = LatentDensity(network, dict(measured), GaussianMixture(**PAPER), **options).fit(loader)
+    paper = None
+    if measured:
+        paper = LatentDensity(network, dict(measured), GaussianMixture(**PAPER), **options).fit(loader)
     head = head_of(network.get_submodule(last))
 
     def read(x: Tensor) -> Features:
@@ -86,6 +93,8 @@ def fit(
         arrays: dict[str, Tensor] = {}
         for layer, z in given.z.items():
             arrays |= dict(zip(forms(layer), (z, functional.normalize(z)), strict=True))
+            if plain[layer].pool == "moments":
+                arrays[means(layer)] = functional.normalize(z[:, : z.shape[1] // 2])
         logits = given.z[last].to(head[0]) @ head[0].T + head[1]
         return Features.from_arrays(arrays | {OUTPUTS: logits}, given.prediction)
 
@@ -100,6 +109,8 @@ def fit(
     vim, mean = ViM.fit(features.z[as_is].to(head[0]), features.z[OUTPUTS], head), features.z[as_is].double().mean(0)
 
     def of_paper(loader: Sequence[Tensor]) -> Scores:
+        if paper is None:
+            return {}
         each = paper.predict(loader).layers
         return {
             f"{PAPERS}, layer {place} of {len(measured)}": each[layer].epistemic.cpu()

@@ -16,11 +16,14 @@ Record = Mapping[str, Any]  # what `measure` found for one network
 Row = dict[str, Any]
 VARIANT = "default"
 NEAR = ("rank correlation", "raulc")
-BEFORE = ("9015fb1b87", "9793365d1e", "0ed20abd1b", "25706ea4db")  # commits with the rule before the present one
+BEFORE = (  # commits with an earlier default
+    *("9015fb1b87", "9793365d1e", "0ed20abd1b", "25706ea4db"),  # that had another rule
+    "2c3df93729",  # that read means of maps and tokens alone
+)
 
 
 def earlier(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether some networks of a family were measured with the rule before the present one."""
+    """Whether some networks of a family were measured with an earlier default."""
     return any(str(record["commit"]).startswith(BEFORE) for record in records)
 
 

@@ -25,7 +25,7 @@ from hidden_uncertainty.progress import track
 from ...results import Study, commit
 from ..table_1.scores import work_folder
 from .families import FAMILIES, Setup, choose
-from .measure import Case, measure
+from .measure import Case, measure, with_papers
 from .methods import PAPER
 from .rows import build_rows
 
@@ -37,6 +37,7 @@ def run(
     quick: bool = False,
     families: Sequence[str] | None = None,
     earlier: Sequence[str | PathLike[str]] = (),
+    keep_papers: bool = False,
     folder: str | PathLike[str] | None = None,
 ) -> Study:
     """Train one network per family and seed, and compare the default with all single methods on it.
@@ -47,6 +48,7 @@ def run(
             named.
         families: which; None takes all of the development split. Those that need a GPU are left out without one.
         earlier: result files of this study, whose other families are kept; of a family in several, all seeds.
+        keep_papers: keep what the paper's setting showed on the same networks in these files, and measure all else.
         folder: where networks are kept between runs; None takes the environment variable HIDDEN_UNCERTAINTY_WORK.
     """
     seeds = list(seeds)[:1] if quick else list(seeds)
@@ -65,10 +67,13 @@ def run(
         found = FAMILIES[name].find(seeds, setup)
         cases = zip(seeds, found.cases, strict=True)
         choosing = FAMILIES[name].split == "development"
-        networks[name] = [
-            {"family": name, **made, **measure(_brief(case) if quick else case, seed, choosing=choosing)}
-            for seed, case in cases
-        ]
+        before = {record["seed"]: record for record in networks.get(name, ()) if keep_papers}
+        measured = []
+        for seed, case in cases:
+            case = replace(case, measured={}) if seed in before else case
+            record = {"family": name, **made, **measure(_brief(case) if quick else case, seed, choosing=choosing)}
+            measured.append(with_papers(record, before[seed]) if seed in before else record)
+        networks[name] = measured
         data |= found.digests
         seconds[name] = round(time.perf_counter() - start, 1)
     networks = {name: networks[name] for name in FAMILIES if name in networks}

@@ -13,7 +13,7 @@ from hidden_uncertainty.latent import POOLING
 from hidden_uncertainty.model.choice import Choice
 from hidden_uncertainty.scoring.combination import FAMILIAR, LOWEST, STEEP, Tail
 
-from .methods import Fitted, Scores, forms
+from .methods import Fitted, Scores, forms, means
 
 Tails = Mapping[str, Tail]
 Terms = dict[str, Tensor]  # by layer, (n,)
@@ -62,9 +62,12 @@ def fit(fitted: Fitted, features: Features, unseen: Features, single: Scores, u:
     tails, far = _learnt(fitted.default), fitted.default.head.combination.far
     *before, last = (choice.layer for choice in fitted.choices)
 
-    def refit(density: GaussianMixture, unit: Callable[[Choice], bool]) -> LatentDensity:
-        """The layers again, with another density, some at unit length."""
-        names = [forms(choice.layer)[unit(choice)] for choice in fitted.choices]
+    def refit(density: GaussianMixture, unit: Callable[[Choice], bool], *, spread: bool = True) -> LatentDensity:
+        """The layers again, with another density, some at unit length, or by their means alone."""
+        names = [
+            means(choice.layer) if choice.pool == "moments" and not spread else forms(choice.layer)[unit(choice)]
+            for choice in fitted.choices
+        ]
         other = LatentDensity(None, names, density, combine="fisher", task="classification", progress=False)
         return other.fit_features(features, calibration=unseen)
 
@@ -78,6 +81,7 @@ def fit(fitted: Fitted, features: Features, unseen: Features, single: Scores, u:
         "head's features as they are": refit(pooled, lambda choice: choice.layer != last and usual(choice)),
         "layers before the head as they are": refit(pooled, lambda choice: choice.layer == last),
         "all layers at unit length": refit(pooled, lambda choice: True),
+        "means of maps and tokens alone": refit(pooled, usual, spread=False),
     }
     replaced = {  # a single method in the place of a term, with its weight
         "softmax entropy instead of GEN": (OUTPUTS, "softmax entropy"),

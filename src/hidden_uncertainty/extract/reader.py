@@ -79,7 +79,8 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
             )
         return activation
     pooled = reduce.pooled(activation, real)
-    return pooled.reshape(pooled.shape[0], *[1] * (activation.dim() - 2), pooled.shape[-1])
+    pooled = pooled if pooled.dim() == 3 else pooled[:, None]
+    return pooled.reshape(len(pooled), *[1] * (activation.dim() - 3), *pooled.shape[1:])
 
 
 def _mask(reduce: Reduce, batch: Batch, tokens: int) -> Tensor | None:

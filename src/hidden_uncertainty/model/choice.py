@@ -19,7 +19,7 @@ SHARES = (1 / 3, 2 / 3)  # of the layers with weights before the head: about the
 ORDERED = (nn.RNNBase, nn.MultiheadAttention)  # each token that they give depends on others that they read
 MOST = 0.8  # a part of the network that has more than this share of them is looked into
 How = Literal["flatten", "channels", "tokens", "token"]
-Pool = Literal["mean", "last"]
+Pool = Literal["mean", "moments", "last"]
 
 
 class Choice(NamedTuple):
@@ -43,7 +43,7 @@ class Choices(list[Choice]):
         width = max(5, *(len(choice.layer) + 2 * (not choice.layer) for choice in self))
         lines = [f"{'layer':<{width}}  read    as        width  why"]
         for layer, read, how, pool, size, reason in self:
-            shown = pool if pool == "last" else how
+            shown = how if pool == "mean" else pool
             lines.append(f"{layer or repr('')!s:<{width}}  {read:<6}  {shown:<8}  {size:>5}  {reason}")
         return "\n".join(lines)
 
@@ -109,7 +109,7 @@ def choose_layers(model: nn.Module, batch: Batch, output: int | str | None = Non
             found.append(min(left, key=lambda call: abs(call.done / total - share)))
     found.sort(key=lambda call: call.done)
     told = "after {} of {} layers with weights before the head"
-    return [*(_output_of(call, told.format(call.done, total)) for call in found), choice]
+    return [*(_spread(_output_of(call, told.format(call.done, total))) for call in found), choice]
 
 
 def _telling(batch: Batch) -> Batch:
@@ -202,6 +202,13 @@ def _output_of(call: _Call, reason: str) -> Choice:
     assert call.given is not None
     view = _view(call)
     return Choice(call.name, "output", *view, _width(call.given, view), reason)
+
+
+def _spread(choice: Choice) -> Choice:
+    """The moments of maps and tokens, and not their means alone: how they vary tells as much of unfamiliar inputs."""
+    if choice.how not in ("channels", "tokens"):
+        return choice
+    return choice._replace(pool="moments", width=2 * choice.width)
 
 
 def _level(model: nn.Module, weighted: Sequence[str], called: set[str]) -> set[str]:

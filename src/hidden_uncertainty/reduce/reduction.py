@@ -16,9 +16,10 @@ from ..precision import gradients, precise
 from .pca import StreamingPCA
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
-Pool = Literal["mean", "max", "last"]
+Pool = Literal["mean", "moments", "max", "last"]
 Read = Literal["output", "input"]
 LARGEST = 1e15  # centred activations, in units, saturate here: the squares of 100 million still sum to a float32
+PIECE = 1 << 17  # numbers whose deviation is taken at a time: they stay in the cache
 FARTHEST = 120  # the exponent of a unit at most: its inverse is a float32, too
 
 
@@ -32,7 +33,7 @@ class Reduce:
     `how`         takes                           gives
     ============  ==============================  ===========================================================
     `"flatten"`   (n, ...)                        all numbers of the output, as in the paper
-    `"channels"`  (n, C, ...), channels first     (n, C), the mean over positions: Conv1d, Conv2d, Conv3d
+    `"channels"`  (n, C, ...), channels first     (n, C), the mean over positions: Conv1d, Conv2d, Conv3d; or see `pool`
     `"tokens"`    (n, ..., W), channels last      (n, W), the mean over positions: transformers, Swin; or see `pool`
     `"token"`     (n, T, W)                       (n, W), the one token of index `token`, such as the class token
     `"project"`   (n, ...)                        flattened, then a random orthonormal projection instead of PCA
@@ -50,7 +51,9 @@ class Reduce:
             the density. No effect where nothing is dropped.
         normalise: bring each vector to length one, before principal components are taken.
         read: the layer's `"output"`, or its `"input"`: what a network's last layer reads is often given by none.
-        pool: what `how="tokens"` takes of each number: the `"mean"` over tokens, the maximum, or the last token.
+        pool: what `how="channels"` and `"tokens"` take of each number: its `"mean"` over positions, or the `"moments"`,
+            which are the mean and the standard deviation, so that there are twice as many; of tokens also the maximum,
+            or the last one.
         mask: which input of the network says what tokens are real, by its name or position: (n, tokens), zero for
             padding, or how many there are, (n,). A `"~"` before the name is for masks that are zero for real tokens.
             `"attention_mask"` may be missing; None counts padding. Packed sequences have their own.
@@ -97,8 +100,9 @@ class Reduce:
             raise ValueError(f"select must be an index, a key, a tuple of these or None, got {self.select!r}.")
         if self.mask is not None and not is_int(self.mask) and not isinstance(self.mask, str):
             raise ValueError(f"mask must name an input of the network, or be its position or None, got {self.mask!r}.")
-        if self.pool not in get_args(Pool) or (self.pool != "mean" and self.how != "tokens"):
-            raise ValueError(f"pool must be 'mean', or with how='tokens' 'max' or 'last', got {self.pool!r}.")
+        pools = {"tokens": get_args(Pool), "channels": ("mean", "moments")}.get(self.how, ("mean",))
+        if self.pool not in pools:
+            raise ValueError(f"pool must be one of {pools} with how={self.how!r}, got {self.pool!r}.")
         for name in ("residual", "normalise"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
@@ -130,7 +134,12 @@ class Reduce:
             return shape[2]
         if self.how in ("flatten", "project") or len(shape) == 1:
             return math.prod(shape[1:])
-        return shape[1] if self.how == "channels" else shape[-1]
+        return (shape[1] if self.how == "channels" else shape[-1]) * (2 if len(shape) > 2 and self.spreads else 1)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether deviations are taken beside means."""
+        return self.pool == "moments"
 
     def flat(self, activation: Tensor, *, copy: bool = True) -> Tensor:
         """The shape part only: (n, ...) to (n, D), in at least float32.
@@ -144,7 +153,8 @@ class Reduce:
         if self.how == "token":
             activation = activation[:, self.token]
         elif self.how == "channels" and activation.ndim > 2:
-            activation = activation.flatten(2).mean(2, dtype=dtype)
+            x = activation.flatten(2)  # (n, C, P)
+            activation = _moments(x, 2) if self.spreads else x.mean(2, dtype=dtype)
         elif self.how == "tokens" and activation.ndim > 2:
             activation = self.pooled(activation)
         activation = activation.unsqueeze(1) if activation.ndim == 1 else activation.flatten(1)
@@ -153,12 +163,23 @@ class Reduce:
         return activation.to(dtype, copy=copy)
 
     def pooled(self, activation: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Tokens (n, ..., W) as one per input, (n, W), of those that a mask (n, ...) calls real; NaN without any."""
+        """Tokens (n, ..., W) as one per input, (n, W), of those that a mask (n, ...) calls real; NaN without any.
+
+        Where the mask leaves moments to be taken, as two tokens that have them, (n, 2, W).
+        """
         x = activation.flatten(1, -2)  # (n, T, W)
         dtype = torch.promote_types(x.dtype, torch.float32)
         if mask is None:
+            if self.spreads:
+                return _moments(x, 1)
             return x.mean(1, dtype=dtype) if self.pool == "mean" else x.amax(1) if self.pool == "max" else x[:, -1]
         real = mask.flatten(1).to(x.device)[:, :, None] != 0  # (n, T, 1)
+        if self.spreads:
+            mean = x.masked_fill(~real, 0).sum(1, keepdim=True, dtype=dtype) / real.sum(1, keepdim=True)
+            only = torch.where(real, x.to(dtype), mean)
+            spread = _deviation(only, mean, 1) * (real.shape[1] / real.sum(1, keepdim=True)).sqrt()
+            found = torch.cat([mean - spread, mean + spread], 1)
+            return found.masked_fill(~real.any(1)[:, None], math.nan)
         if self.pool == "mean":
             found = x.masked_fill(~real, 0).sum(1, dtype=dtype) / real.sum(1)
         elif self.pool == "max":
@@ -378,6 +399,27 @@ def _unit(x: Tensor) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     x = x / x.abs().amax(1, keepdim=True).clamp(min=tiny)
     return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=tiny)
+
+
+def _moments(x: Tensor, axis: int) -> Tensor:
+    """The mean and the standard deviation of (n, ...) over an axis, side by side, in at least float32."""
+
+    def of(some: Tensor) -> Tensor:
+        some = some.to(torch.promote_types(some.dtype, torch.float32))
+        mean = some.mean(axis, keepdim=True)
+        return torch.cat([mean, _deviation(some, mean, axis)], 3 - axis).flatten(1)
+
+    rows = max(1, PIECE // max(1, x[:1].numel()))
+    if torch.compiler.is_compiling() or len(x) <= rows:  # a graph has no loops
+        return of(x)
+    return torch.cat([of(some) for some in x.split(rows)])
+
+
+def _deviation(x: Tensor, mean: Tensor, axis: int) -> Tensor:
+    """The standard deviation over an axis, which is kept; by the largest number first, so that no square overflows."""
+    centred = x - mean
+    largest = centred.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (centred / largest).square().mean(axis, keepdim=True).sqrt() * largest
 
 
 def _show(shape: tuple[int, ...]) -> str:

@@ -215,7 +215,8 @@ def _reduced(reduction: Any, term: Any) -> str:
     if term.layer is None:
         return "as they are"
     pool, shape = term.reduce.pool, "×".join(map(str, reduction.shape))
-    words = {"flatten": "all numbers", "channels": "mean over places", "tokens": f"{pool} over tokens"}
+    taken = {"moments": "mean and deviation"}.get(pool, pool)
+    words = {"flatten": "all numbers", "channels": f"{taken} over places", "tokens": f"{taken} over tokens"}
     how = words.get(term.reduce.how, "one token" if term.reduce.how == "token" else "random projection")
     kept = "" if reduction.kept is None else f", {reduction.kept} principal components"
     return f"{shape}: {how}{', brought to length one' if term.reduce.normalise else ''}{kept}"

@@ -22,8 +22,8 @@ ABOUT = """\
 Mean AUROC over the unknown sets and the networks of each family. The default has nothing to choose. The others have one
 setting and read what the last layer reads. The paper's mixture is shown at the layer that is best for the family, and
 *best in hindsight* takes the best single method and layer for every set and network. Development families were looked
-at while the default was chosen; test families are other networks. Families with a star were measured with the rule
-before, and are to be run again."""
+at while the default was chosen; test families are other networks. Families with a star were measured with an earlier
+default, and are to be run again."""
 
 
 def short(result: Mapping[str, Any]) -> str:
@@ -84,9 +84,7 @@ def of_family(result: Mapping[str, Any], name: str) -> str:
     seeds = f"{len(networks)} network{'s' * (len(networks) > 1)}"
     commits = ", ".join(sorted({str(record["commit"])[:10] for record in networks}))
     text = f"AUROC, {seeds} ({family['network']}), accuracy {accuracy}. False alarms of the default: {alarms}. A "
-    text += (
-        f"{family['split']} family, at commit {commits}{', with the rule before the present one' * earlier(networks)}."
-    )
+    text += f"{family['split']} family, at commit {commits}{', with an earlier default' * earlier(networks)}."
     return f"{table(['method', *sets], body)}\n\n{text}"
 
 
