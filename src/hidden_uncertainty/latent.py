@@ -218,7 +218,7 @@ def suggest(
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
         >>> print(suggest(model, [torch.randn(16, 3, 8, 8)]))
         layer  read    as        width  why
-        0      output  channels      8  after 1 of 2 layers with weights before the head
+        0      output  moments      16  after 1 of 2 layers with weights before the head
         4      input   flatten     128  read by the layer that gives the network's output
     """
     first = next(LatentDensity(model, output=output, unpack=unpack).reader.batches(loader, "choosing layers"))

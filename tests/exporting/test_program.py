@@ -91,7 +91,9 @@ def test_inputs_without_numbers_are_surprising_and_far_ones_finite(exported, cas
     assert bool(strange[1].all()) == (not math.isfinite(value)) and not strange[[0, 2]].any()
     lowest = 1 / (len(detector.head.calibration.scores) + 1)
     if case != "pixels paper" or strange.any():  # far pixels saturate in this network's tanh
-        assert bool(found["surprising"][1].all()) and torch.allclose(found["p_value"][1], u.p_value.new_tensor(lowest))
+        assert bool(found["surprising"][1].all())
+        if case.endswith("paper") or strange.any():  # vectors of length one do not grow with an input
+            assert torch.allclose(found["p_value"][1], u.p_value.new_tensor(lowest))
     close(u.epistemic[~strange], found["epistemic"][~strange], 1e-3)  # far away float32 has fewer digits to agree in
 
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from hidden_uncertainty import GaussianMixture, LatentDensity, Pixels, Reduce
 from hidden_uncertainty.extract import activation_of
 from hidden_uncertainty.model.batches import Batch
+from hidden_uncertainty.reduce import pool_tokens
 
 PLAIN = GaussianMixture(components=1)
 WORDS = 30
@@ -183,9 +184,9 @@ def test_thresholds_and_principal_components_do_not_depend_on_padding(
 def test_what_is_pooled(pool: Any, expected: list[list[float]], dtype: torch.dtype) -> None:
     x = torch.tensor([[[9, 90], [1, 20], [3, 10], [torch.nan, torch.inf]]], dtype=dtype)
     mask, reduce = torch.tensor([[0, 1, 1, 0]]), Reduce("tokens", pool=pool)
-    assert reduce.pooled(x, mask).tolist() == expected
+    assert pool_tokens(x, pool, mask).tolist() == expected
     assert reduce.flat(x[:, 1:3]).tolist() == expected
-    assert bool(reduce.pooled(x, torch.zeros(1, 4)).isnan().all())
+    assert bool(pool_tokens(x, pool, torch.zeros(1, 4)).isnan().all())
 
 
 def test_moments_leave_out_padding() -> None:
@@ -194,7 +195,7 @@ def test_moments_leave_out_padding() -> None:
     kept = read(reduce, x, attention_mask=mask)
     assert kept.shape == (1, 2, 2)  # two tokens of the same moments
     assert reduce.flat(kept).tolist() == reduce.flat(x[:, 1:3]).tolist() == [[2.0, 15.0, 1.0, 5.0]]
-    assert bool(reduce.pooled(x, torch.zeros(1, 4)).isnan().all())
+    assert bool(pool_tokens(x, "moments", torch.zeros(1, 4)).isnan().all())
 
 
 def read(reduce: Reduce, activation: Any, *args: Tensor, **kwargs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ..model.outputs import as_maps, select_masked, show, tensor_of
 from ..model.tasks import Classification, Regression, Task
 from ..notes import note, warn
 from ..progress import progress_bar
-from ..reduce import Reduce, Reduction
+from ..reduce import Reduce, Reduction, pool_tokens
 from .features import AsIs, Features, Reading, Unseen
 from .pixels import Pixels
 
@@ -78,9 +78,9 @@ def activation_of(output: Any, reduce: Reduce, batch: Batch, layer: str, *, mask
                 "reduce='token', or the last real one with Reduce('tokens', pool='last'), or the mean with 'tokens'."
             )
         return activation
-    pooled = reduce.pooled(activation, real)
+    pooled = pool_tokens(activation, reduce.pool, real)
     pooled = pooled if pooled.dim() == 3 else pooled[:, None]
-    return pooled.reshape(len(pooled), *[1] * (activation.dim() - 3), *pooled.shape[1:])
+    return pooled.reshape(pooled.shape[0], *[1] * (activation.dim() - 3), *pooled.shape[1:])
 
 
 def _mask(reduce: Reduce, batch: Batch, tokens: int) -> Tensor | None:

@@ -14,12 +14,11 @@ from ..io import expect, is_int, plain
 from ..model.outputs import Key
 from ..precision import gradients, precise
 from .pca import StreamingPCA
+from .pooling import Pool, moments, pool_tokens
 
 How = Literal["flatten", "channels", "tokens", "token", "project"]
-Pool = Literal["mean", "moments", "max", "last"]
 Read = Literal["output", "input"]
 LARGEST = 1e15  # centred activations, in units, saturate here: the squares of 100 million still sum to a float32
-PIECE = 1 << 17  # numbers whose deviation is taken at a time: they stay in the cache
 FARTHEST = 120  # the exponent of a unit at most: its inverse is a float32, too
 
 
@@ -134,12 +133,8 @@ class Reduce:
             return shape[2]
         if self.how in ("flatten", "project") or len(shape) == 1:
             return math.prod(shape[1:])
-        return (shape[1] if self.how == "channels" else shape[-1]) * (2 if len(shape) > 2 and self.spreads else 1)
-
-    @property
-    def spreads(self) -> bool:
-        """Whether deviations are taken beside means."""
-        return self.pool == "moments"
+        each = 2 if self.pool == "moments" and len(shape) > 2 else 1
+        return each * (shape[1] if self.how == "channels" else shape[-1])
 
     def flat(self, activation: Tensor, *, copy: bool = True) -> Tensor:
         """The shape part only: (n, ...) to (n, D), in at least float32.
@@ -154,40 +149,13 @@ class Reduce:
             activation = activation[:, self.token]
         elif self.how == "channels" and activation.ndim > 2:
             x = activation.flatten(2)  # (n, C, P)
-            activation = _moments(x, 2) if self.spreads else x.mean(2, dtype=dtype)
+            activation = moments(x, 2) if self.pool == "moments" else x.mean(2, dtype=dtype)
         elif self.how == "tokens" and activation.ndim > 2:
-            activation = self.pooled(activation)
+            activation = pool_tokens(activation, self.pool)
         activation = activation.unsqueeze(1) if activation.ndim == 1 else activation.flatten(1)
         if self.normalise:
             return _unit(activation.to(dtype))
         return activation.to(dtype, copy=copy)
-
-    def pooled(self, activation: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Tokens (n, ..., W) as one per input, (n, W), of those that a mask (n, ...) calls real; NaN without any.
-
-        Where the mask leaves moments to be taken, as two tokens that have them, (n, 2, W).
-        """
-        x = activation.flatten(1, -2)  # (n, T, W)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        if mask is None:
-            if self.spreads:
-                return _moments(x, 1)
-            return x.mean(1, dtype=dtype) if self.pool == "mean" else x.amax(1) if self.pool == "max" else x[:, -1]
-        real = mask.flatten(1).to(x.device)[:, :, None] != 0  # (n, T, 1)
-        if self.spreads:
-            mean = x.masked_fill(~real, 0).sum(1, keepdim=True, dtype=dtype) / real.sum(1, keepdim=True)
-            only = torch.where(real, x.to(dtype), mean)
-            spread = _deviation(only, mean, 1) * (real.shape[1] / real.sum(1, keepdim=True)).sqrt()
-            found = torch.cat([mean - spread, mean + spread], 1)
-            return found.masked_fill(~real.any(1)[:, None], math.nan)
-        if self.pool == "mean":
-            found = x.masked_fill(~real, 0).sum(1, dtype=dtype) / real.sum(1)
-        elif self.pool == "max":
-            found = x.masked_fill(~real, -math.inf).amax(1)
-        else:
-            last = (real * torch.arange(x.shape[1], device=x.device)[:, None]).amax(1)  # (n, 1)
-            found = x.take_along_dim(last[:, None], 1)[:, 0]
-        return found.masked_fill(~real.any(1), math.nan)
 
     def check_shape(self, layer: str, fitted: tuple[int, ...], now: tuple[int, ...]) -> None:
         """Raise unless the output of a layer has the shape that was fitted, as far as `how` needs it."""
@@ -399,27 +367,6 @@ def _unit(x: Tensor) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     x = x / x.abs().amax(1, keepdim=True).clamp(min=tiny)
     return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=tiny)
-
-
-def _moments(x: Tensor, axis: int) -> Tensor:
-    """The mean and the standard deviation of (n, ...) over an axis, side by side, in at least float32."""
-
-    def of(some: Tensor) -> Tensor:
-        some = some.to(torch.promote_types(some.dtype, torch.float32))
-        mean = some.mean(axis, keepdim=True)
-        return torch.cat([mean, _deviation(some, mean, axis)], 3 - axis).flatten(1)
-
-    rows = max(1, PIECE // max(1, x[:1].numel()))
-    if torch.compiler.is_compiling() or len(x) <= rows:  # a graph has no loops
-        return of(x)
-    return torch.cat([of(some) for some in x.split(rows)])
-
-
-def _deviation(x: Tensor, mean: Tensor, axis: int) -> Tensor:
-    """The standard deviation over an axis, which is kept; by the largest number first, so that no square overflows."""
-    centred = x - mean
-    largest = centred.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return (centred / largest).square().mean(axis, keepdim=True).sqrt() * largest
 
 
 def _show(shape: tuple[int, ...]) -> str:

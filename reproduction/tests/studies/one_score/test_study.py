@@ -330,32 +330,6 @@ def test_other_families_of_an_earlier_result_are_kept(
     assert "| digits 0-7 → digits 8-9 |" in text and "| fcnet-mnist | MNIST |" in text
 
 
-def test_what_the_papers_setting_showed_is_kept_for_the_same_networks(
-    monkeypatch: pytest.MonkeyPatch, hasty: None, tmp_path: Path
-) -> None:
-    first = study.run(families=["digits"], quick=True)
-    path = tmp_path / "one-score.json"
-
-    def write(change: dict[str, Any]) -> None:
-        (known,) = first.settings["networks"]["digits"]
-        network = {**known, "commit": "an earlier one", **change}
-        settings = {"networks": {"digits": [network]}, "seconds": {"digits": 1.0}}
-        path.write_text(json.dumps({"settings": settings, "data": {}}))
-
-    write({})
-    asked: list[Any] = []
-    fitted = measure.fit
-    monkeypatch.setattr(measure, "fit", lambda *args: asked.append(args[3]) or fitted(*args))
-    again = study.run(families=["digits"], quick=True, earlier=[path], keep_papers=True)
-    assert asked == [{}] and again.rows == first.rows
-    (record,) = again.settings["networks"]["digits"]
-    assert record["paper's setting of"] == "an earlier one"
-    assert "on the same networks: digits (an earlier)." in render({**vars(again), "command": "a", "hardware": "b"})
-    write({"accuracy": 0.123})
-    with pytest.raises(ValueError, match=r"seed 0 is not the one of the earlier result: its accuracy is .*, not 0.123"):
-        study.run(families=["digits"], quick=True, earlier=[path], keep_papers=True)
-
-
 def test_short_tables_are_of_the_same_rows() -> None:
     digits = [record(0, 0.90, 0.95, 0.80), record(1, 0.90, 0.80, 0.99)]
     text = shown({"digits": digits, "text-clinc150": digits}, "short")
