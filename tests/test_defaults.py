@@ -26,12 +26,14 @@ from hidden_uncertainty import (
     metrics,
 )
 from hidden_uncertainty.demo import DigitsNet, add_noise, digits
+from hidden_uncertainty.reduce import pool_tokens
 
 random = torch.Generator().manual_seed(0)
 x = torch.randn(500, 4, generator=random)
 classes = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
 numbers = x[:, :1].exp() + 0.1 * torch.rand(500, 1, generator=random)
 images = torch.rand(20, 3, 16, 16, generator=random)
+real_tokens = torch.arange(256) < torch.tensor([[256], [100], [3]])
 maps = (images.mean(1) * 8).long().clamp(2, 4) - 2
 
 
@@ -120,6 +122,12 @@ def measured(folder: Path) -> list[Any]:
     return [*found, metrics.psnr(images, images.flip(0))]
 
 
+def tokens(folder: Path) -> list[Tensor]:
+    some = images[:3].flatten(2).transpose(1, 2)
+    pools: list[Any] = ["mean", "moments", "max", "last"]
+    return [pool_tokens(some, pool, mask) for pool in pools for mask in (None, real_tokens)]
+
+
 def written(folder: Path) -> list[Tensor]:
     io.write(folder / "file", {}, {"some": x, "none": x[:0]})
     return list(io.read(folder / "file")[1].values())
@@ -167,6 +175,7 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
     "relative mahalanobis": on(baselines.RelativeMahalanobis),
     "neighbours": on(baselines.NearestNeighbours, k=5),
     "one gaussian per class": on(baselines.one_gaussian_per_class),
+    "tokens": tokens,
     "compare": comparison,
     "metrics": measured,
     "digits": lambda folder: [digits(left_out=(9,)).train.images, add_noise(images, 0.1), *DigitsNet().parameters()],

@@ -189,6 +189,17 @@ def test_numbers_are_read_where_the_head_reads() -> None:
     torch.testing.assert_close(found(x[:5]).epistemic, named(x[:5]).epistemic)
 
 
+def test_maps_keep_twice_as_many_numbers_as_they_have_channels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 30, 3), nn.Tanh(), nn.Conv2d(30, 40, 3), nn.Tanh(), nn.Flatten(1, 3))
+    model.extend([nn.Linear(640, 40), nn.Tanh(), nn.Linear(40, 3)])
+    loader = torch.randn(300, 1, 8, 8).split(100)
+    detector = LatentDensity(model.eval(), max_dim=40).fit(batch for batch in loader)  # read once: nothing is dropped
+    assert [detector.head.terms[name].reduction.kept for name in ("0", "2", "7")] == [None] * 3
+    with pytest.raises(TypeError, match="the loader is a generator, which can be read only once, but 2 passes"):
+        LatentDensity(model, max_dim=39).fit(batch for batch in loader)
+
+
 def test_many_classes_share_one_covariance() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 120))

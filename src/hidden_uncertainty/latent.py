@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -55,7 +54,8 @@ class LatentDensity(Detector):
             class for classes, one Gaussian of a covariance that all share per set of labels, and a `JointMixture` for
             numbers; for layers that were chosen, one Gaussian per class, of
             covariances that classes share in part, or wholly where there are many.
-        max_dim: layers that are wider are reduced to this many dimensions; None never reduces.
+        max_dim: layers that are wider are reduced to this many dimensions, or to twice as many where layers are chosen
+            and read by their moments; None never reduces.
         reduce: how a layer's output becomes a vector: `"flatten"`, `"channels"`, `"tokens"`, `"token"`, `"project"`, or
             a `Reduce`, whose own `max_dim` then counts.
         task: what the network predicts, `"classification"`, `"regression"`, `"multi-label"`, or a task that says more,
@@ -175,7 +175,8 @@ class LatentDensity(Detector):
             stream = reader.batches(loader, "choosing layers")
             first = next(stream, None)
             if first is not None:
-                loader = chain([first], stream) if isinstance(loader, Iterator) else loader
+                parts = [first], stream
+                loader = (batch for part in parts for batch in part) if isinstance(loader, Iterator) else loader
                 batch = first.clone()  # networks may write into their inputs
                 output, _ = run(self.model, {}, batch.args, batch.kwargs)
                 with reader.tentative():
@@ -251,11 +252,12 @@ def _terms(
     """
     prior, terms = Prior(marginal), list[Term]()
     for choice in choices:
+        most = max_dim if max_dim is None or choice.pool != "moments" else 2 * max_dim  # as each channel has two
         unit = classes is not None and len(choices) > 1 and (choice is choices[-1] or choice.how != "flatten")
-        reduce = Reduce(choice.how, max_dim=max_dim, pool=choice.pool, read=choice.read, normalise=unit)
+        reduce = Reduce(choice.how, max_dim=most, pool=choice.pool, read=choice.read, normalise=unit)
         own = density
         if density is None and classes is not None:
-            width = min(choice.width, max_dim or choice.width)
+            width = min(choice.width, most or choice.width)
             small = classes * width**2 <= LARGEST
             own = GaussianMixture(pooling=POOLING) if small else GaussianMixture(covariance="pooled")
         # A layer may have the name that the network's own outputs go by.

@@ -69,6 +69,13 @@ def test_moments_whatever_the_scale_and_however_far_from_zero(scale):
     torch.testing.assert_close(far, reduce.flat(x)[:, 3:], rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize(("how", "shape"), [("tokens", (2, 0, 5)), ("channels", (2, 5, 0, 4))])
+def test_no_place_at_all_has_no_moments(how, shape):
+    for pool, width in (("mean", 5), ("moments", 10)):
+        flat = Reduce(how, pool=pool).flat(torch.zeros(shape))
+        assert flat.shape == (2, width) and bool(flat.isnan().all())
+
+
 def test_a_mean_of_half_precision_is_taken_in_float32():
     x = torch.tensor([1, 1 + 2**-10], dtype=torch.float16).repeat(35_000)[None, None]  # float16 has nothing between
     assert Reduce("channels").flat(x).item() == pytest.approx(1 + 2**-11, abs=1e-6)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 Pool = Literal["mean", "moments", "max", "last"]
-PIECE = 1 << 17  # numbers whose deviation is taken at a time: they stay in the cache
+PIECE = 1 << 17  # numbers whose deviation is taken at a time on a processor: they stay in the cache
+LARGE = 1 << 26  # elsewhere, where few large pieces take less time
 
 
 def moments(x: Tensor, axis: int) -> Tensor:
@@ -27,7 +28,7 @@ def moments(x: Tensor, axis: int) -> Tensor:
 
     if torch.compiler.is_compiling():  # a graph has no loops
         return of(x)
-    rows = max(1, PIECE // max(1, x[:1].numel()))
+    rows = max(1, (PIECE if x.device.type == "cpu" else LARGE) // max(1, x[:1].numel()))
     return of(x) if len(x) <= rows else torch.cat([of(some) for some in x.split(rows)])
 
 
@@ -40,6 +41,8 @@ def deviation(x: Tensor, mean: Tensor, axis: int) -> Tensor:
         tensor(1.0000e+30)
     """
     centred = x - mean
+    if not torch.compiler.is_compiling() and centred.numel() == 0:
+        return torch.full_like(mean, math.nan)  # as the mean over no place is
     largest = centred.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     return (centred / largest).square().mean(axis, keepdim=True).sqrt() * largest
 
@@ -61,7 +64,7 @@ def pool_tokens(activation: Tensor, pool: Pool, mask: Tensor | None = None) -> T
         found = x.masked_fill(~real, 0).sum(1, keepdim=True, dtype=dtype) / count
         if pool == "moments":
             only = torch.where(real, x.to(dtype), found)
-            spread = deviation(only, found, 1) * (real.shape[1] / count).sqrt()
+            spread = deviation(only, found, 1) * (real.shape[1] / count.to(dtype)).sqrt()
             found = torch.cat([found - spread, found + spread], 1)
     elif pool == "max":
         found = x.masked_fill(~real, -math.inf).amax(1, keepdim=True)

@@ -217,7 +217,7 @@ class Reduction(nn.Module):
     def forward(self, activation: Tensor) -> tuple[Tensor, Tensor | None]:
         """The reduced activation z (n, d), and the residual energy (n,) or `None` when nothing is dropped.
 
-        Both are new tensors, where the buffers are. Infinities saturate; NaN stay.
+        Both are new tensors, where the buffers are. Infinities saturate, but for deviations, which are NaN; NaN stay.
         """
         self.reduce.check_shape(self.layer, self.shape, tuple(activation.shape[1:]))
         if self.kept is None:
