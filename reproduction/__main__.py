@@ -101,7 +101,8 @@ def _one_score(
     asked["keep_papers"] = keep_papers
     if not quick:
         asked["earlier"] = [(out or Path("results")) / "one-score.json", *(earlier or [])]
-    _run("one-score", out, seeds, data, quick, asked, f" --families {families}" * (families is not None))
+    options = f" --families {families}" * (families is not None) + " --keep-papers" * keep_papers
+    _run("one-score", out, seeds, data, quick, asked, options)
 
 
 def _rivals(

@@ -116,8 +116,10 @@ def _networks(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
         if (of := {str(record[KEPT])[:10] for record in records if KEPT in record})
     ]
     if kept:
-        text += " What the paper's setting shows was kept from an earlier commit, on the same networks: "
-        text += f"{', '.join(kept)}."
+        text += (
+            " What the paper's setting shows was kept from an earlier commit, on the same networks, and is not in the "
+        )
+        text += f"time: {', '.join(kept)}."
     return f"{table(head, lines)}\n\n{text}"
 
 

@@ -217,8 +217,9 @@ def _reduced(reduction: Any, term: Any) -> str:
     pool, shape = term.reduce.pool, "×".join(map(str, reduction.shape))
     taken = {"moments": "mean and deviation"}.get(pool, pool)
     words = {"flatten": "all numbers", "channels": f"{taken} over places", "tokens": f"{taken} over tokens"}
+    if len(reduction.shape) == 1:  # there are no places
+        words = dict.fromkeys(words, "all numbers")
     how = words.get(term.reduce.how, "one token" if term.reduce.how == "token" else "random projection")
-    how = "all numbers" if how in words.values() and len(reduction.shape) == 1 else how  # there are no places
     kept = "" if reduction.kept is None else f", {reduction.kept} principal components"
     return f"{shape}: {how}{', brought to length one' if term.reduce.normalise else ''}{kept}"
 

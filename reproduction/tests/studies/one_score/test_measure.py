@@ -35,7 +35,7 @@ def test_what_the_papers_setting_showed_is_kept_for_the_same_networks(
     assert asked == [{}] and again.rows == first.rows
     (record,) = again.settings["networks"]["digits"]
     assert record["paper's setting of"] == "an earlier one"
-    assert "on the same networks: digits (an earlier)." in render({**vars(again), "command": "a", "hardware": "b"})
+    assert "is not in the time: digits (an earlier)." in render({**vars(again), "command": "a", "hardware": "b"})
     write({"accuracy": 0.123})
     with pytest.raises(ValueError, match=r"seed 0 is not the one of the earlier result: its accuracy is .*, not 0.123"):
         study.run(families=["digits"], quick=True, earlier=[path], keep_papers=True)
